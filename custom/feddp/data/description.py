@@ -82,7 +82,7 @@ def read_dataset(file: Path) -> tuple[dict[str, Any], list[Problem]]:
     except BadFile as bad:
         return {}, [bad.problem]
     if not isinstance(metadata, dict):
-        held = {list: "a list", str: "a text"}.get(type(metadata), "a single value")
+        held = "a list" if isinstance(metadata, list) else "a text" if isinstance(metadata, str) else "a single value"
         return {}, [Problem(file, f"holds {held}, not an object", "Correct it")]
     listed = metadata.get("classes")
     classes = listed if isinstance(listed, list) else []

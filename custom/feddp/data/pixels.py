@@ -16,7 +16,7 @@ MODES = {1: "L", 3: "RGB"}
 _TURN = Image.Transpose
 # {how a viewer turns stored pixels: what turns them back}
 _BACK = {
-    **{1: None, 2: _TURN.FLIP_LEFT_RIGHT, 3: _TURN.ROTATE_180, 4: _TURN.FLIP_TOP_BOTTOM},
+    **{2: _TURN.FLIP_LEFT_RIGHT, 3: _TURN.ROTATE_180, 4: _TURN.FLIP_TOP_BOTTOM},
     **{5: _TURN.TRANSPOSE, 6: _TURN.ROTATE_90, 7: _TURN.TRANSVERSE, 8: _TURN.ROTATE_270},
 }
 QUARTERS = (5, 6, 7, 8)  # orientations in which rows become columns
@@ -66,7 +66,7 @@ def decode(stream: IO[bytes], formats: tuple[str, ...], file: Path, remedy: str)
             return Picture(image, _orientation(image))
         orientation = _orientation(image)
         image.load()  # turns a TIFF, and only that
-        return Picture(image.transpose(_BACK[orientation]) if orientation > 1 else image, orientation)
+        return Picture(image.transpose(_BACK[orientation]) if orientation in _BACK else image, orientation)
     except BadFile:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
