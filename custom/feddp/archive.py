@@ -7,7 +7,7 @@ from typing import IO
 
 from feddp.errors import BadFile, InputError, Problem
 from feddp.limits import ARCHIVE_BYTES, ARCHIVE_DIRECTORY, ARCHIVE_FILES, ARCHIVE_RATIO
-from feddp.reading import amount, opened
+from feddp.reading import amount, opened, told
 
 # with other compressions, one read can return any number of bytes
 _PACKED = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
@@ -26,7 +26,7 @@ class Archive:
             self._zip = zipfile.ZipFile(stream)
         except Exception as error:  # the file may hold any bytes, and zipfile then raises many kinds of errors
             stream.close()
-            raise BadFile(Problem(path, f"is not a readable zip ({error})", AGAIN)) from None
+            raise BadFile(Problem(path, f"is not a readable zip ({told(error)})", AGAIN)) from None
         self._files = {info.filename: info for info in self._zip.infolist() if not info.is_dir()}
         if len(self._files) > ARCHIVE_FILES:
             raise InputError(f"{path} has {len(self._files)} files; the limit is {ARCHIVE_FILES}. Give a smaller set.")

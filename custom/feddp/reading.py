@@ -6,6 +6,7 @@ import json
 import os
 import re
 import stat
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ _PLAIN = re.compile(r"\w[\w .+-]{0,63}", re.ASCII)
 PLAIN_NAME = "at most 64 letters A to Z, digits, spaces and '_', '.', '+', '-', a letter, a digit or '_' first"
 _LARGEST = 2**53  # of a number that leaves a site (`feddp.protocol`)
 _BLANKS = re.compile("[\t\n\r]+")
+# what a damaged file makes of a reader's own variables: no words of these help whoever gave the file
+_INNER = (AttributeError, TypeError, LookupError, NameError, AssertionError, ArithmeticError, RecursionError, struct.error)
+_OF_PYTHON = re.compile(r"object has no|NoneType|=(True|False|None)\b|<[A-Za-z_]|__|\w\(\)|\bb['\"]\\|numpy|dtype|tuple")
 _REASONS = {errno.ELOOP: "is a loop of links", errno.ENAMETOOLONG: "has too long a name"}
 
 
@@ -135,6 +139,16 @@ def short(text: str, most: int = 100) -> str:
 def one_line(text: str, most: int = 500) -> str:
     """Returns at most `most` characters of a text, in one line."""
     return " ".join(text.split())[:most]
+
+
+def told(error: Exception) -> str:
+    """Returns what a library says of a file, in one line; its content is damaged where it speaks of Python alone."""
+    text = " ".join(str(error).split())
+    if isinstance(error, UnicodeError):
+        return "it is no text in UTF-8"
+    if not text or isinstance(error, _INNER) or _OF_PYTHON.search(text):
+        return "its content is damaged"
+    return short(text, 200)
 
 
 def without_paths(text: str) -> str:

@@ -81,6 +81,23 @@ def test_pictures_of_every_kind_have_masks_and_overlays(predict, tmp_path):
     assert over[0, 0].tolist() == [0, 0, 0]
 
 
+@pytest.mark.parametrize("depth", [1, 257])
+def test_pictures_are_marked_as_they_are_stored_and_what_else_they_are_is_said(predict, tmp_path, depth):
+    """A viewer turns the TIFF by half; of six slices or of sixteen bits of ink, none is taken for the picture."""
+    images = tmp_path / "images"
+    images.mkdir()
+    tag = [(274, "H", 1, 3, True)]
+    tifffile.imwrite(images / "a.tif", GREY.astype("u2" if depth > 1 else "u1") * depth, extratags=tag)
+    tifffile.imwrite(images / "b.tif", np.stack([GREY] * 6), imagej=True, truncate=True)
+    tifffile.imwrite(images / "c.tif", np.dstack([GREY] * 4).astype("u2") * 257, photometric="separated")
+    code, out, err, masks = predict(images)
+    assert code == 1
+    assert (pixels(masks / "a.png") == TRUE).all()
+    assert "1 of the images, a first: read as stored, and their masks are too; an orientation" in err
+    assert "b.tif: holds several pictures. Save one picture per file." in err
+    assert "c.tif: is a TIFF in CMYK of 16 bits, which is not read. Save it as grey or RGB." in err
+
+
 def test_classes_have_values_and_colours(predict, tmp_path):
     (tmp_path / "images").mkdir()
     two = np.where(GREY > 0, np.uint8(128), np.uint8(0))

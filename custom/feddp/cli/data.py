@@ -35,16 +35,22 @@ def prepare(
     classes: Annotated[
         str, typer.Option(help=f"{FOLDER}: the classes, comma-separated, in the order of their values.")
     ] = "lesion",
-    labels: Annotated[str, typer.Option(help=f"{FOLDER}: nested or exclusive classes.")] = "nested",
+    labels: Annotated[
+        str | None,
+        typer.Option(help=f"{FOLDER}: nested or exclusive classes. Default: nested, unless the masks show otherwise."),
+    ] = None,
     colour: Annotated[
         list[str], typer.Option(help=f"{FOLDER}: CLASS=RED,GREEN,BLUE of each class, if masks are coloured.")
     ] = [],  # noqa: B006
     threshold: Annotated[
-        int,
+        int | None,
         typer.Option(
-            min=1, max=254, help=f"{FOLDER}: masks of one class with other values than 0 and 1 are foreground above it."
+            min=0,
+            max=254,
+            help=f"{FOLDER}: masks of one class with other values than 0 and 1 are foreground above it."
+            " Default: 127, for masks of two levels alone.",
         ),
-    ] = 127,
+    ] = None,
     axis: Annotated[str, typer.Option(help=f"{FOLDER}: {SLICES}")] = "axial",
     window: Annotated[
         str | None,
@@ -68,6 +74,10 @@ def prepare(
         raise InputError(f"{', '.join(others)}: only for feddp data prepare {FOLDER}. Leave it out.")
     for note in PREPARE[name](source, out, size, seed, split, **more):
         typer.echo(plain(note))
+    from feddp.data.preview import write_preview
+
+    page = write_preview(out)
+    typer.echo(plain(f"{page} shows some images of each site with their outlines; look at it before you train"), err=True)
     typer.echo(_summary(out))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from feddp.data.contents import Contents
 from feddp.data.description import SPLITS, Row, read_dataset, read_rows
-from feddp.data.names import site_name, site_problem
+from feddp.data.names import composed, site_name, site_problem
 from feddp.data.pixels import read_image, read_mask, same_size
 from feddp.data.preparation import KEY, Preparation
 from feddp.data.prepare.split import needed
@@ -98,7 +98,7 @@ def _prepared_otherwise(sites: Iterable[Path]) -> Iterator[Problem]:
         if problems or metadata.get(KEY) is None:
             continue
         prepared = Preparation.of(metadata[KEY])
-        window = "{:g},{:g}".format(*prepared.window) if prepared.window else ""
+        window = "{:.10g},{:.10g}".format(*prepared.window) if prepared.window else ""
         for what, value in (("axis", prepared.axis), ("window", window)):
             other, theirs = first.setdefault(what, (site, value)) if value else (site, value)
             if value != theirs:
@@ -212,6 +212,9 @@ def _strangers(folder: Path, stems: set[str] | None) -> tuple[list[Problem], dic
             problems.append(Problem(file, "is not a .png file", f"Convert it to PNG, or remove it; {CONVERT}"))
         elif stems is not None and file.stem not in stems:
             unlisted[file.stem] = Problem(file, "is not in split.csv", "Add a line for it, or remove the file")
+            if composed(file.stem) in map(composed, stems):
+                what = "is in split.csv with its accents written in another way (Unicode NFC and NFD)"
+                unlisted[file.stem] = Problem(file, what, "Rename the file as split.csv has it")
     return problems, unlisted
 
 

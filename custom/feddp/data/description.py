@@ -23,7 +23,7 @@ from typing import Any
 from feddp.data.preparation import KEY, Preparation
 from feddp.errors import BadFile, Problem
 from feddp.limits import CLASSES, FILE_NAME, NAME, TABLE_BYTES, TABLE_LINE, TABLE_ROWS
-from feddp.reading import PLAIN_NAME, is_name, is_plain_name, read, read_json, short
+from feddp.reading import PLAIN_NAME, is_name, is_plain_name, read, read_json, short, told
 
 SPLITS = ("train", "val", "test")
 LABELS = ("nested", "exclusive")
@@ -82,7 +82,8 @@ def read_dataset(file: Path) -> tuple[dict[str, Any], list[Problem]]:
     except BadFile as bad:
         return {}, [bad.problem]
     if not isinstance(metadata, dict):
-        return {}, [Problem(file, f"holds a {type(metadata).__name__}, not an object", "Correct it")]
+        held = "a list" if isinstance(metadata, list) else "a text" if isinstance(metadata, str) else "a single value"
+        return {}, [Problem(file, f"holds {held}, not an object", "Correct it")]
     listed = metadata.get("classes")
     classes = listed if isinstance(listed, list) else []
     named = 0 < len(classes) <= CLASSES and all(map(is_plain_name, classes))
@@ -213,7 +214,7 @@ def numbered_lines(content: bytes, file: Path) -> dict[int, list[str]]:
         # utf-8-sig: spreadsheets write byte-order marks
         return dict(_fields(content.decode("utf-8-sig")))
     except (UnicodeDecodeError, csv.Error) as error:
-        raise BadFile(Problem(file, f"is not readable ({error})", "Write it as UTF-8, comma separated")) from None
+        raise BadFile(Problem(file, f"is not readable ({told(error)})", "Write it as UTF-8, comma separated")) from None
 
 
 def _fields(text: str) -> Iterator[tuple[int, list[str]]]:

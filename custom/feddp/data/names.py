@@ -1,4 +1,4 @@
-"""The names of sites: those of their folders, which FLARE takes for participants."""
+"""The names of sites: those of their folders, which FLARE takes for participants; and what makes two names one."""
 
 import re
 import unicodedata
@@ -34,6 +34,11 @@ def require_name_of_site(name: str) -> None:
     """Raises InputError if a name that somebody typed is no name of a site."""
     if problem := site_problem(Path(), name):
         raise InputError(f"{problem.what}; call the site, for example, {suggested(name)}")
+
+
+def composed(name: str) -> str:
+    """Returns a name with each accent in its letter (NFC): macOS writes them apart (NFD), and the same name is other bytes."""
+    return unicodedata.normalize("NFC", name)
 
 
 def suggested(name: str) -> str:

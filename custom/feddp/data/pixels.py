@@ -1,26 +1,45 @@
 """Reads and writes the PNGs of a site's folder, strictly: every deviation from the format is an error."""
 
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from feddp.errors import BadFile, Problem
 from feddp.limits import IMAGE_BYTES, IMAGE_PIXELS, JPEG_SCANS
-from feddp.reading import opened, short
+from feddp.reading import opened, told
 
 MODES = {1: "L", 3: "RGB"}
+_TURN = Image.Transpose
+# {how a viewer turns stored pixels: what turns them back}
+_BACK = {
+    **{2: _TURN.FLIP_LEFT_RIGHT, 3: _TURN.ROTATE_180, 4: _TURN.FLIP_TOP_BOTTOM},
+    **{5: _TURN.TRANSPOSE, 6: _TURN.ROTATE_90, 7: _TURN.TRANSVERSE, 8: _TURN.ROTATE_270},
+}
+QUARTERS = (5, 6, 7, 8)  # orientations in which rows become columns
 # above 89 million pixels, Pillow only warns
 warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
 
 
-def decode(stream: IO[bytes], formats: tuple[str, ...], file: Path, remedy: str, mode: str | None = None) -> Image.Image:
+@dataclass(frozen=True)
+class Picture:
+    """A decoded picture, its pixels as they are stored.
+
+    Args:
+        orientation: TIFF's and EXIF's number of how a viewer turns the stored pixels; 1 if it shows them as they are.
+    """
+
+    image: Image.Image
+    orientation: int
+
+
+def decode(stream: IO[bytes], formats: tuple[str, ...], file: Path, remedy: str) -> Picture:
     """Decodes the image in `stream` after its header has shown that it is one picture within the size limit.
 
-    Only `formats` are tried: Pillow supports dozens, and some of them start other programs. The image is converted to `mode`,
-    if given. Errors use `file` and `remedy`.
+    Only `formats` are tried: Pillow supports dozens, and some of them start other programs. Errors use `file` and `remedy`.
 
     Raises:
         BadFile: the image has another format, is broken, too large or animated, or has values that Pillow would cut.
@@ -33,25 +52,101 @@ def decode(stream: IO[bytes], formats: tuple[str, ...], file: Path, remedy: str,
         # a camera's JPEG may hold previews behind its picture (MPO). The number is not counted: in a TIFF this takes hours
         if image.format != "MPO" and getattr(image, "is_animated", False):
             raise BadFile(Problem(file, "holds several pictures", "Save one picture per file"))
-        if (
-            image.format == "PNG" and image.mode not in ("I;16", "I") and _png_bits(stream) == 16
-        ):  # Pillow keeps the high bytes alone
-            raise BadFile(
-                Problem(file, "has 16 bits in colour or with transparency", "Save it with 8 bits, or as a 16-bit TIFF")
-            )
+        if image.format == "PNG":
+            _require_whole_values(image, _png_bits(stream), file)
+        if image.format == "BMP":
+            _require_plain_bmp(image, stream, file)
         if image.format in ("JPEG", "MPO"):
             here = stream.tell()
             stream.seek(0)
             require_scans(file, stream.read())
             stream.seek(here)
-        image.load()
-        return image.convert(mode) if mode else image
+        if image.format != "TIFF":
+            image.load()
+            return Picture(image, _orientation(image))
+        orientation = _orientation(image)
+        image.load()  # turns a TIFF, and only that
+        return Picture(image.transpose(_BACK[orientation]) if orientation in _BACK else image, orientation)
     except BadFile:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise BadFile(Problem(file, f"has too many pixels ({error})", "Scale it down")) from None
     except Exception as error:  # the file may hold any bytes, and decoders then raise many kinds of errors
         raise BadFile(Problem(file, _unreadable(error, formats), remedy)) from None
+
+
+def _orientation(image: Image.Image) -> int:
+    """Returns the number in a TIFF's tag, in EXIF or in XMP, as Pillow finds it."""
+    try:
+        number = image.getexif().get(ExifTags.Base.Orientation, 1)
+    except Exception:  # of the description alone: the picture itself can be read
+        return 1
+    return number if number in _BACK else 1
+
+
+def _require_whole_values(image: Image.Image, bits: int, file: Path) -> None:
+    """Raises BadFile if Pillow would keep only the high bytes of a PNG's values; scales a transparent grey as its values."""
+    if bits == 16 and image.mode not in ("I;16", "I"):
+        remedy = "Save it with 8 bits, or as a 16-bit TIFF"
+        raise BadFile(Problem(file, "has 16 bits in colour or with transparency", remedy))
+    if bits < 8 and image.mode == "L" and isinstance(image.info.get("transparency"), int):
+        image.info["transparency"] *= 255 // ((1 << bits) - 1)
+
+
+def _require_plain_bmp(image: Image.Image, stream: IO[bytes], file: Path) -> None:
+    """Raises BadFile if Pillow would read a BMP's pixels as narrower than they are, or leave out their fourth channel.
+
+    It takes a palette of two greys for one of one bit, and of sixteen for one of eight, whatever the header says.
+    """
+    here = stream.tell()
+    stream.seek(0)
+    head = stream.read(34)
+    start, size = int.from_bytes(head[10:14], "little"), int.from_bytes(head[14:18], "little")
+    bits = int.from_bytes(head[24:26] if size == 12 else head[28:30], "little")
+    if bits == 32 and image.mode == "RGB" and head[30:34] == bytes(4):
+        stream.seek(start)
+        if len(set(stream.read(4 * image.width * image.height)[3::4])) > 1:
+            raise BadFile(Problem(file, "has a fourth channel that BMP gives no meaning", "Save it as PNG, as grey or RGB"))
+    if (image.mode, bits) not in (("1", 1), ("L", 8)) and image.mode in ("1", "L"):
+        raise BadFile(
+            Problem(file, f"is a BMP of {bits} bits with a palette of few greys, which is not read", "Save it as PNG")
+        )
+    stream.seek(here)
+
+
+def alpha_of(image: Image.Image) -> np.ndarray | None:
+    """Returns how opaque each pixel is, uint8 (H, W) of 0 to 255; None if all are wholly opaque."""
+    key = image.info.get("transparency")
+    if image.getbands()[-1] in ("A", "a"):
+        alpha = np.asarray(image.getchannel(len(image.getbands()) - 1))
+    elif key is None:
+        return None
+    elif isinstance(key, int) and image.mode != "P":  # of grey values, which Pillow cannot compare in all modes
+        alpha = np.where(np.asarray(image.convert("L") if image.mode == "1" else image) == key, 0, 255).astype(np.uint8)
+    else:
+        alpha = np.asarray(image.convert("RGBA").getchannel("A"))
+    return None if (alpha == 255).all() else alpha
+
+
+def require_shown(file: Path, colours: np.ndarray, alpha: np.ndarray | None) -> None:
+    """Raises BadFile if an image is of one colour (H, W) or (H, W, 3), and shows what it shows by transparency alone."""
+    if alpha is not None and alpha.min() != alpha.max() and (colours == colours[:1, :1]).all():
+        what = "is of one colour, and shows everything by its transparency, which is not read"
+        raise BadFile(Problem(file, what, "Save it without transparency"))
+
+
+def require_drawn(file: Path, values: np.ndarray, alpha: np.ndarray | None) -> None:
+    """Raises BadFile if a mask's transparency says anything else than its values or colours, (H, W) or (H, W, 3).
+
+    Both say the same where exactly the black pixels, or those of value 0, are wholly transparent, and the others wholly opaque.
+    """
+    if alpha is None:
+        return
+    drawn = values.any(axis=-1) if values.ndim == 3 else values != 0
+    if not (np.where(drawn, 255, 0) == alpha).all():
+        what = "is transparent in places, and says something else by this than by its values, so what counts is not known"
+        remedy = "Save it without transparency, a mask with 0 as the background and one value for each class"
+        raise BadFile(Problem(file, what, remedy))
 
 
 def _png_bits(stream: IO[bytes]) -> int:
@@ -73,7 +168,7 @@ def _open(file: Path, within: Path) -> Image.Image:
     """Returns the decoded image; raises BadFile if the file is missing or incomplete."""
     try:
         with opened(file, IMAGE_BYTES, within) as stream:
-            return decode(stream, ("PNG",), file, "Write it again as PNG")
+            return decode(stream, ("PNG",), file, "Write it again as PNG").image
     except FileNotFoundError:
         raise BadFile(Problem(file, "is missing", "Add it, or remove its line from split.csv")) from None
 
@@ -97,9 +192,8 @@ def read_image(file: Path, channels: int, within: Path, network: bool = False) -
 
 
 def _unreadable(error: Exception, formats: tuple[str, ...]) -> str:
-    why = short(str(error), 200)
-    if isinstance(error, UnidentifiedImageError):  # Pillow names the stream
-        why = f"its content is not {' or '.join(formats)}"
+    named = isinstance(error, UnidentifiedImageError)  # Pillow names the stream
+    why = f"its content is not {' or '.join(formats)}" if named else told(error)
     return f"is not a readable image ({why})"
 
 

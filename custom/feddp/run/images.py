@@ -59,6 +59,8 @@ class Reading:
     def doubts(self, entry: FoundImage, scan: Scan) -> Iterator[str]:
         """Yields in what an image is not like the network's training images, or may not be."""
         trained = self.trained or Preparation()
+        if scan.orientation > 1:
+            yield "read as stored, and their masks are too; an orientation in their files tells viewers to turn them"
         if scan.axis and trained.axis and scan.axis != trained.axis:
             yield f"{scan.axis} slices, but the network was trained on {trained.axis} ones"
         elif entry.kind == NIFTI and not trained.axis and self.axis is None:
@@ -75,7 +77,7 @@ class Reading:
 
 
 def _shown(window: Window | None) -> str:
-    return "from the least value to the 99th percentile" if window is None else "{:g},{:g}".format(*window)
+    return "from the least value to the 99th percentile" if window is None else "{:.10g},{:.10g}".format(*window)
 
 
 class Opened(NamedTuple):

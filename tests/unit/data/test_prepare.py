@@ -246,11 +246,27 @@ def test_lgg_names_all_that_is_missing_at_once(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_lgg_twice_in_one_source_is_named_before_a_site_is_written(tmp_path):
-    """Whoever unpacks the zip beside itself has each slice twice."""
+@pytest.mark.parametrize("packed", [False, True])
+def test_lgg_as_it_is_downloaded_holds_its_tree_twice(tmp_path, packed):
+    """kaggle_3m/ and lgg-mri-segmentation/kaggle_3m/: copies are one, in a zip and unpacked; of other sites, too."""
+    once = lgg_tree(tmp_path / "once", ("CS", "DU", "EZ", "FG", "HT"))
+    twice = tmp_path / "twice"
+    for below in ("", "lgg-mri-segmentation"):
+        shutil.copytree(once / "x", twice / below, dirs_exist_ok=True)
+    if packed:
+        twice = Path(shutil.make_archive(str(twice), "zip", twice))
+    notes = [PREPARE["lgg"](tree, tmp_path / out, None, 0) for tree, out in ((once, "a"), (twice, "b"))]
+    assert notes == [["Left out, of other sites: EZ (3 images)"]] * 2
+    written = [{p.relative_to(root): p.read_bytes() for p in root.rglob("*.*")} for root in (tmp_path / "a", tmp_path / "b")]
+    assert written[0] == written[1]
+
+
+@pytest.mark.parametrize("end", [".tif", "_mask.tif"])
+def test_lgg_twice_with_other_pixels_is_named_before_a_site_is_written(tmp_path, end):
     tree = lgg_tree(lgg_tree(tmp_path / "in") / "again").parent
-    file = "kaggle_3m/TCGA_CS_0000_19990101/TCGA_CS_0000_19990101_1.tif"
-    with pytest.raises(FedDPError, match=f"{tree} has both in/again/x/{file} and in/x/{file}. Keep one."):
+    file = f"kaggle_3m/TCGA_CS_0000_19990101/TCGA_CS_0000_19990101_1{end}"
+    save(tree / "x" / file, np.zeros((8, 8)))
+    with pytest.raises(FedDPError, match=f"{tree} has both in/again/x/{file} and in/x/{file}, and they differ. Keep one."):
         PREPARE["lgg"](tree, tmp_path / "out", None, 0)
     assert not (tmp_path / "out").exists()
 
@@ -651,10 +667,29 @@ def test_lung_names_what_is_missing(tmp_path):
 # -- all -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "tree"),
-    [("lgg", lgg_tree), ("endopolyp", polyp_tree), ("fundus", fundus_tree), ("riga", riga_tree), ("lung", lung_tree)],
-)
+TREES = [("lgg", lgg_tree), ("endopolyp", polyp_tree), ("fundus", fundus_tree), ("riga", riga_tree), ("lung", lung_tree)]
+
+
+@pytest.mark.parametrize(("name", "tree"), TREES)
+def test_copies_in_a_source_are_one_and_a_page_shows_each_site(tmp_path, name, tree):
+    """The whole tree twice, as in the LGG zip, makes the sites that it makes once; the page lies beside them."""
+    tree(tmp_path / "in")
+    shutil.copytree(tmp_path / "in", tmp_path / "twice/one")
+    shutil.copytree(tmp_path / "in", tmp_path / "twice/two")
+    for out, source in (("a", tmp_path / "in"), ("b", tmp_path / "twice")):
+        done = CliRunner().invoke(app, ["prepare", name, "--source", str(source), "--out", str(tmp_path / out), "--size", "16"])
+        assert done.exit_code == 0, (done.output, done.exception)
+        assert f"{tmp_path / out / 'preview.html'} shows some images of each site" in done.stderr
+    roots = [(tmp_path / out, tmp_path / f"{out}-unseen") for out in "ab"]
+    left, right = ({f.relative_to(root): f.read_bytes() for root in of for f in root.rglob("*.*")} for of in roots)
+    assert left == right
+    for root in (root for root in roots[0] if root.exists()):
+        page = (root / "preview.html").read_text()
+        assert [f"<h2>{site.name}</h2>" in page for site in find_sites(root)] == [True] * len(find_sites(root))
+        assert check(root) == []
+
+
+@pytest.mark.parametrize(("name", "tree"), TREES)
 def test_folder_and_zip_give_the_same_bits_at_the_asked_size(tmp_path, name, tree):
     packed = shutil.make_archive(str(tmp_path / "packed"), "zip", tree(tmp_path / "in"))
     for out, source in (("a", tmp_path / "in"), ("b", Path(packed))):

@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+import unicodedata
 
 import nibabel
 import numpy as np
@@ -192,7 +193,7 @@ def test_a_label_image_of_32_bits_in_lzw_is_read(tmp_path):
     signed, unsigned = (b"\x53\x01\x03\x00\x01\x00\x00\x00" + kind for kind in (b"\x02\x00", b"\x01\x00"))  # SampleFormat
     assert file.read_bytes().count(signed) == 1
     file.write_bytes(file.read_bytes().replace(signed, unsigned))
-    found = read_labels(Source(tmp_path / "images"), "images/x.tif")
+    found = read_labels(Source(tmp_path / "images"), "images/x.tif").values
     assert (found == values).all()
 
 
@@ -367,6 +368,171 @@ def test_a_class_that_no_mask_holds_is_said(source, feddp, tmp_path):
 def test_a_series_without_a_mask_is_told_which_kind_it_needs(refused, tmp_path):
     series(tmp_path / "source/clinic/images/anna")
     assert "1 image(s) have no mask, source/clinic/images/anna/1.dcm first. Add a SEG or" in refused(tmp_path / "source")
+
+
+# -- masks that can mean two things --------------------------------------------------------------------------------------
+
+
+def test_a_mask_in_the_transparency_is_refused(source, refused):
+    """White everywhere, drawn in the alpha channel: every pixel became foreground."""
+
+    def write(f, p):
+        Image.fromarray(np.dstack([np.full_like(p, 255)] * 3 + [p * 255])).save(f"{f}.png")
+
+    folder = source(mask=write)
+    assert "p0.png: is transparent in places" in refused(folder)
+    assert "p0.png: is transparent in places" in refused(folder, "--colour", "lesion=255,255,255")
+
+
+def oriented(number, ending="tif", mode="L"):
+    def write(f, p):
+        exif = Image.Exif()
+        exif[274] = number
+        image = Image.fromarray(p * (255 if p.max() == 1 else 1)).convert(mode)
+        image.save(f"{f}.{ending}", **({"tiffinfo": {274: number}} if ending == "tif" else {"exif": exif}))
+
+    return write
+
+
+@pytest.mark.parametrize("number", [3, 6, 8])
+@pytest.mark.parametrize("ending", ["tif", "png"])
+def test_an_image_and_its_mask_of_one_orientation_are_read_as_stored(source, feddp, tmp_path, number, ending):
+    folder = source(image=oriented(number, ending), mask=oriented(number))
+    code, out, err = feddp("data", "prepare", "folder", "--source", folder, "--out", tmp_path / "out")
+    assert code == 0, err
+    site = tmp_path / "out/clinic"
+    assert (png(site, "p0") == np.arange(120).reshape(12, 10)).all()
+    assert (png(site, "p0", "masks") == BOX).all()
+    assert "clinic: 6 picture(s) have an orientation in their files, p0 first; their pixels are taken as stored" in out
+
+
+def test_an_orientation_of_one_of_both_is_refused_unless_the_sizes_decide(source, refused, prepare, tmp_path):
+    """A half turn keeps the size: nobody knows whether the mask was drawn on the turned image. A quarter turn of 12 x 10
+    pixels would be 10 x 12, so a mask of 12 x 10 is of the stored one."""
+    assert "p0.png: has the orientation 1 in its file, and its image 3" in refused(source(image=oriented(3)))
+    shutil.rmtree(tmp_path / "source")
+    assert "p0.tif: has the orientation 4 in its file, and its image 1" in refused(source(mask=oriented(4)))
+    shutil.rmtree(tmp_path / "source")
+    turned = source(image=oriented(6, "png"), mask=lambda f, p: Image.fromarray(np.rot90(p) * 255).save(f"{f}.png"))
+    assert "p0.png: has 12 x 10 pixels, but its image 10 x 12" in refused(turned)
+    shutil.rmtree(tmp_path / "source")
+    square = source(
+        image=lambda f, p: oriented(6, "png")(f, p[:10]), mask=lambda f, p: Image.fromarray(p[:10] * 255).save(f"{f}.png")
+    )
+    assert "p0.png: has the orientation 1 in its file, and its image 6" in refused(square)
+    shutil.rmtree(tmp_path / "source")
+    assert (png(prepare(source(image=oriented(6, "png"))), "p0", "masks") == BOX).all()
+
+
+@pytest.mark.parametrize("how", ["values", "colours", "files"])
+def test_a_kidney_beside_a_spleen_is_not_nested(source, refused, prepare, tmp_path, how):
+    """Of 36 and 64 pixels: nested, the kidney's map had all 100."""
+    drawn = np.zeros((12, 20), np.uint8)
+    drawn[1:7, 1:7], drawn[1:9, 10:18] = 1, 2
+    options = ["--classes", "kidney,spleen"]
+
+    def write(f, p):
+        if how == "values":
+            Image.fromarray(drawn).save(f"{f}.png")
+        elif how == "colours":
+            Image.fromarray(np.array([[0, 0, 0], [255, 0, 0], [0, 255, 0]], np.uint8)[drawn]).save(f"{f}.png")
+        else:
+            for value, name in enumerate(("kidney", "spleen"), 1):
+                Image.fromarray((drawn == value).astype(np.uint8)).save(f"{f}_{name}.png")
+
+    if how == "colours":
+        options += ["--colour", "kidney=255,0,0", "--colour", "spleen=0,255,0"]
+    folder = source(image=lambda f, p: Image.fromarray(np.zeros((12, 20), np.uint8)).save(f"{f}.png"), mask=write)
+    said = refused(folder, *options)
+    assert "spleen" in said
+    assert "give --labels exclusive; if each is inside the one before, --labels nested" in said
+    site = prepare(folder, *options, "--labels", "exclusive")
+    assert (png(site, "p0", "masks") == drawn).all()
+    assert json.loads((site / "dataset.json").read_text())["labels"] == "exclusive"
+    shutil.rmtree(tmp_path / "out")
+    assert json.loads((prepare(folder, *options, "--labels", "nested") / "dataset.json").read_text())["labels"] == "nested"
+
+
+def test_an_instance_map_is_refused_and_all_of_it_taken_by_the_threshold(source, refused, prepare):
+    """Of the ids 1 to 240, those up to 127 became background."""
+    ids = np.kron(np.arange(1, 241).reshape(12, 20), np.pad(np.ones((3, 3)), (0, 1))).astype(np.uint8)
+    folder = source(
+        image=lambda f, p: Image.fromarray(ids // 2).save(f"{f}.png"), mask=lambda f, p: Image.fromarray(ids).save(f"{f}.png")
+    )
+    assert "p0.png: has flat areas of the values 0, 1, 2, 3, 4, ..., as labels of classes or of single objects" in refused(
+        folder
+    )
+    assert (png(prepare(folder, "--threshold", 0), "p0", "masks") == (ids > 0)).all()
+
+
+@pytest.mark.parametrize("grey", [True, False])
+def test_indices_of_a_palette_are_no_grey_levels(source, refused, prepare, grey):
+    """Of 8 bits and a palette in any order: index 200 is white and 90 red, or a grey; 127 divides no indices."""
+
+    def indexed(f, p):
+        image = Image.fromarray(p * 200)
+        palette = np.zeros((256, 3), np.uint8)
+        palette[200] = 255 if grey else (255, 0, 0)
+        palette[1:90] = 255
+        image.putpalette(palette.ravel().tolist())
+        image.save(f"{f}.png")
+
+    folder = source(mask=indexed)
+    if grey:
+        assert (png(prepare(folder), "p0", "masks") == BOX).all()
+    else:
+        assert "has colours, and none is declared" in refused(folder)
+
+
+# -- names and copies ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("images", "masks"), [("NFC", "NFD"), ("NFD", "NFC"), ("NFD", "NFD")])
+def test_a_name_is_one_however_its_accents_are_written(source, prepare, images, masks):
+    """macOS writes an accent behind its letter. Of images, masks, patients' folders and split.csv alike."""
+    written = {"images": images, "masks": masks}
+
+    def write(f, p):
+        part = f.parents[1].name
+        file = f.parents[1] / unicodedata.normalize(written[part], str(f.relative_to(f.parents[1])))
+        file.parent.mkdir(exist_ok=True)
+        Image.fromarray(p * (255 if part == "masks" else 1)).save(f"{file}.png")
+
+    folder = source(write, write, ["Müller/é", "Müller/à", "Jörg/ö"])
+    (folder / "clinic/split.csv").write_text(
+        "image,patient,split\nMüller_é,Müller,train\nMu\u0308ller_à,Mu\u0308ller,train\nJörg_ö,Jörg,test\n"
+    )
+    site = prepare(folder)
+    assert {(row["image"], row["patient"]) for row in table(site)} == {
+        ("Müller_é", "Müller"), ("Müller_à", "Müller"), ("Jörg_ö", "Jörg")
+    }  # fmt: skip
+
+
+def test_two_images_whose_names_differ_in_writing_alone_are_named(source, refused):
+    folder = source(names=["é", "e\u0301"])
+    assert "which differ in how they write accents (Unicode NFC and NFD). Rename one" in refused(folder)
+
+
+def test_a_site_s_files_in_another_writing_are_named(source, prepare):
+    site = prepare(source(names=["é", "a", "b"]))
+    (site / "images/é.png").rename(site / "images/e\u0301.png")
+    assert "is in split.csv with its accents written in another way" in " ".join(map(str, check(site)))
+
+
+def test_an_image_of_two_patients_is_said(source, feddp, tmp_path):
+    """p0 and p3 are equal, and p0 and p5 are of one patient; an image of one colour is no copy."""
+
+    def write(f, p):
+        number = int(f.name[-1])
+        pixels = np.zeros_like(p) if number in (1, 2) else p + (0 if number in (0, 3, 5) else number)
+        Image.fromarray(pixels).save(f"{f}.png")
+
+    folder = source(image=write)
+    rows = [f"p{n},{'p0' if n == 5 else f'p{n}'},train" for n in range(6)]
+    (folder / "clinic/split.csv").write_text("\n".join(["image,patient,split", *rows]))
+    code, out, err = feddp("data", "prepare", "folder", "--source", folder, "--out", tmp_path / "out")
+    assert code == 0, err
+    assert "clinic: 1 image(s) are copies of another patient's, p0 and p3 first; where one trains and one tests" in out
 
 
 # -- how images were made ----------------------------------------------------------------------------------------------

@@ -242,6 +242,12 @@ def test_a_case_in_halves_is_named(source):
     assert not (source.parent / "out").exists()
 
 
+def test_a_copy_of_a_case_is_the_case(source):
+    shutil.copytree(source / "UCL", source / "copy/UCL")
+    PREPARE["prostate"](source, source.parent / "out", 8, 0)
+    assert len(SiteFolder.open(source.parent / "out/UCL").rows) == 3 * 3  # slices 2 to 4 of each case
+
+
 @pytest.mark.parametrize("again", ["ISBI/Case01.nii", "RUNMC/Case01.nii.gz", "copy/ISBI/Case01.nii.gz"])
 def test_a_case_that_is_there_twice_is_named(source, again):
     save(source / again, volume())

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import PurePosixPath
 
 from feddp.data.formats.scan import Scan
+from feddp.data.names import composed
 from feddp.data.prepare.source import IMAGES, Source
 from feddp.data.progress import track
 from feddp.errors import FedDPError, InputError
@@ -115,7 +116,7 @@ def find(tree: Source, folder: str) -> Found:
         elif kind:
             below = PurePosixPath(name).relative_to(folder)
             plain = _joined((*below.parts[:-1], _stem(below.name)))
-            patient = below.parts[0].strip() if len(below.parts) > 1 else plain
+            patient = composed(below.parts[0].strip()) if len(below.parts) > 1 else plain
             found.entries.append(FoundImage(plain, kind, (name,), patient))
     if series:
         _group(tree, folder, [name for names in series.values() for name in names], found)
@@ -181,7 +182,9 @@ def _require_distinct(entries: Iterable[FoundImage]) -> None:
     seen: dict[str, FoundImage] = {}
     for entry in entries:
         if (other := seen.setdefault(entry.name.casefold(), entry)) is not entry:
-            raise InputError(f"{other.files[0]} and {entry.files[0]} would both be {entry.name}. Rename one.")
+            same = composed(other.files[0]) == composed(entry.files[0])
+            alike = ", which differ in how they write accents (Unicode NFC and NFD)" if same else ""
+            raise InputError(f"{other.files[0]} and {entry.files[0]} would both be {entry.name}{alike}. Rename one.")
 
 
 def _stem(name: str) -> str:
@@ -191,6 +194,6 @@ def _stem(name: str) -> str:
 
 def _joined(parts: Iterable[str]) -> str:
     """Returns a name for files, of the parts of a path."""
-    text = "_".join(part.strip() for part in parts)
+    text = composed("_".join(part.strip() for part in parts))
     plain = "".join(letter if letter.isprintable() and letter not in '/\\:*?"<>|' else "-" for letter in text)
     return plain.encode()[: FILE_NAME - _BEHIND].decode(errors="ignore")

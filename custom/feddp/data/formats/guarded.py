@@ -9,8 +9,9 @@ from pathlib import Path
 from PIL import Image
 
 from feddp.errors import BadFile, FedDPError, Problem
-from feddp.reading import short
+from feddp.reading import told
 
+UNREADABLE = "is not a readable image"
 AGAIN = "Save or copy it again, or leave it out"
 LIBRARIES = ("pydicom", "highdicom", "tifffile", "nibabel.global")  # that also log what they warn of
 
@@ -33,8 +34,7 @@ def guarded(file: Path, what: str, remedy: str = AGAIN) -> Iterator[None]:
     except FedDPError:
         raise
     except Exception as error:
-        why = short(" ".join(str(error).split()), 200)
-        raise BadFile(Problem(file, f"{what} ({why})", remedy)) from None
+        raise BadFile(Problem(file, f"{what} ({told(error)})", remedy)) from None
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)

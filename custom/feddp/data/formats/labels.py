@@ -1,7 +1,8 @@
 """The values or colours of a mask, as the classes of a site's folder: 0 (background) to C."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,15 @@ Colour = tuple[int, int, int]
 THRESHOLD = 127  # of 255: a mask of one class is foreground above it
 CLOSE = 64.0  # the largest distance of a pixel from a declared colour, in steps of RGB: JPEG blends colours at edges
 BLACK: Colour = (0, 0, 0)
+NEAR = 1e-3  # the largest distance of a label from a whole number: programs that resample leave 0.99999
+# of a mask of two levels, in shares of its pixels that are not dark: flat areas of other values. JPEGs of qualities from 10 to
+# 100 and scaled masks have none, votes of five raters 3 %, and 200 objects of 8 x 8 pixels 43 %
+FLAT = 0.01
+BETWEEN = 2 / 3  # and values in between: of 1 to N alike, 6/7 are; in a disc of radius 4 of JPEG quality 30, a half
+FEW, KINDS = 64, 16  # pixels in between, and values, that a small or thin structure may have: it is all edge
+BESIDE = 0.25  # of the outline of an inner class: as much may leave the outer one, where the two end together
+TWO_LEVELS = "Save a mask of 0 and 1, or 0 and 255"
+NOT_NESTED = "If classes lie beside each other, give --labels exclusive; if each is inside the one before, --labels nested"
 
 
 def colours_of(texts: Sequence[str], classes: Sequence[str]) -> dict[Colour, int]:
@@ -51,34 +61,122 @@ def by_colour(file: Path, pixels: np.ndarray, colours: Mapping[Colour, int]) -> 
     return mask
 
 
-def by_value(file: Path, values: np.ndarray, classes: int, threshold: int) -> np.ndarray:
+def by_value(file: Path, values: np.ndarray, classes: int, threshold: int | None) -> np.ndarray:
     """Returns a mask (..., H, W): values of 0 to `classes` as they are; otherwise, of one class, those above `threshold`.
 
-    The threshold counts in steps of 255: of 16-bit values, it is 257 times as high.
+    Values within NEAR of a whole number are that number. The threshold counts in steps of 255: of 16-bit values, it is 257
+    times as high, of fractions below 1 a 255th. None is THRESHOLD, of masks of two levels (`_require_two_levels`).
 
     Raises:
-        BadFile: there are several classes and a value is none of them, or no value is above the threshold. Names `file`.
+        BadFile: there are several classes and a value is none of them, no value is above the threshold, or the mask holds
+            more than two levels. Names `file`.
     """
+    if values.dtype.kind == "f":
+        near = np.rint(values)
+        values = np.where(np.abs(values - near) <= NEAR, near, values)
     low, top = values.min(initial=0), values.max(initial=0)
-    if low >= 0 and top <= classes and (np.mod(values, 1) == 0).all():
+    whole = (np.mod(values, 1) == 0).all()
+    if low >= 0 and top <= classes and whole:
         return values.astype(np.uint8)
-    above = threshold * (1 if top <= 255 else 257)
-    if classes == 1 and low >= 0 and above < top <= 65535:
-        return (values > above).astype(np.uint8)
+    if classes == 1 and low >= 0 and top <= 65535 and (whole or threshold is not None or top > 1):
+        step = 1 / 255 if top <= 1 else 1 if top <= 255 else 257
+        above = (THRESHOLD if threshold is None else threshold) * step
+        if top > above:
+            if threshold is None:
+                _require_two_levels(file, values, above)
+            return (values > above).astype(np.uint8)
     wrong = np.unique(values[(values < 0) | (values > classes) | (np.mod(values, 1) != 0)])
-    shown = short(", ".join(f"{value:g}" for value in wrong[:5]) + (", ..." if len(wrong) > 5 else ""))
     remedy = f"Use 0 to {classes}, one value for each of --classes, or declare colours with --colour"
-    raise BadFile(Problem(file, f"has the value(s) {shown}", remedy))
+    if classes == 1:
+        remedy += "; where all above 0 is foreground, give --threshold 0"
+    raise BadFile(Problem(file, f"has the value(s) {_listed(wrong)}", remedy))
 
 
-def in_one(maps: np.ndarray, labels: str, file: Path) -> np.ndarray:
-    """Returns boolean maps (C, ...) as one mask of 0 to C. With nested labels, the last class of a pixel counts.
+def _require_two_levels(file: Path, values: np.ndarray, above: float) -> None:
+    """Raises BadFile if a mask (..., H, W) holds more than a dark and a bright level, and what lies between at their edges.
+
+    JPEG, scaling and smooth edges leave values between the levels, but no flat areas of such values: labels of classes or of
+    single objects have these. Nor do they leave more of them than of the bright level, as distances and probabilities have.
+    """
+    top = float(values.max())
+    if ((values == 0) | (values == top)).all():
+        return
+    drawn = int((values > top / 8).sum())
+    flat, counts = np.unique(values[_is_flat(values)], return_counts=True)
+    bright, background = flat > above, counts[flat <= above].max(initial=0)
+    level = flat[bright][counts[bright].argmax()] if bright.any() else top
+    # JPEG keeps a level as one value or some that are close
+    foreground = counts[bright & (np.abs(flat - float(level)) <= top / 32)].sum()
+    if counts.sum() - background - foreground > FLAT * drawn:
+        what = f"has flat areas of the values {_listed(flat)}, as labels of classes or of single objects have"
+        raise BadFile(Problem(file, what, f"{TWO_LEVELS}; where all above 0 is foreground, give --threshold 0"))
+    between = values[(values > top / 8) & (values < top * 7 / 8)]
+    if between.size > max(FEW, BETWEEN * drawn) and len(kinds := np.unique(between)) > KINDS:
+        what = f"has {len(kinds)} values in between, {_listed(kinds)}, in {between.size} of {drawn} pixels that are not dark,"
+        what += " as distances or probabilities have"
+        raise BadFile(
+            Problem(file, what, f"{TWO_LEVELS}; of grey levels, give the limit with --threshold, such as {THRESHOLD}")
+        )
+
+
+def _is_flat(values: np.ndarray) -> np.ndarray:
+    """Returns bool (..., H, W): whether a pixel and its four neighbours have one value."""
+    flat = np.zeros(values.shape, bool)
+    middle = values[..., 1:-1, 1:-1]
+    flat[..., 1:-1, 1:-1] = (
+        (middle == values[..., :-2, 1:-1])
+        & (middle == values[..., 2:, 1:-1])
+        & (middle == values[..., 1:-1, :-2])
+        & (middle == values[..., 1:-1, 2:])
+    )
+    return flat
+
+
+def _listed(values: Iterable[Any]) -> str:
+    """Returns some values as text, with all digits that tell them from others."""
+    found = list(values)
+    shown = [str(int(value)) if value == int(value) else f"{value:.7g}" for value in found[:5]]
+    return short(", ".join(shown) + (", ..." if len(found) > 5 else ""))
+
+
+def in_one(maps: np.ndarray, labels: str | None, classes: Sequence[str], file: Path) -> np.ndarray:
+    """Returns boolean maps (C, ...) of the classes as one mask of 0 to C. With nested labels, the last class of a pixel counts.
+
+    Args:
+        labels: what the user says; None: they are nested, and each class lies inside the one before it.
 
     Raises:
-        BadFile: the labels are exclusive and two classes overlap.
+        BadFile: the labels are exclusive and two classes overlap, or nobody says that they are nested, and they are not.
     """
     if labels == "exclusive" and (maps.sum(axis=0) > 1).any():
         raise BadFile(Problem(file, "has structures that overlap", "Use --labels nested, or classes that do not overlap"))
+    for number in range(1, len(maps)) if labels is None else ():
+        if outside := int((maps[number] & ~maps[number - 1]).sum()):
+            what = f"of {classes[number]}, {outside} of {int(maps[number].sum())} pixels lie outside {classes[number - 1]}"
+            raise BadFile(Problem(file, what, NOT_NESTED))
     order = np.arange(1, len(maps) + 1, dtype=np.uint8).reshape(-1, *[1] * (maps.ndim - 1))
     mask: np.ndarray = (maps * order).max(axis=0).astype(np.uint8)
     return mask
+
+
+def require_nested(file: Path, mask: np.ndarray, classes: Sequence[str]) -> None:
+    """Raises BadFile if a mask (..., H, W) of 0 to C shows that a class lies beside the class before it and not inside it.
+
+    Such a mask cannot hold both, but an inner class has the outer one around it: more than BESIDE of the outline of what is c
+    or higher must not touch what is lower than c - 1. Edges of the image do not count.
+    """
+    for value in range(2, len(classes) + 1):
+        inner, lower = mask >= value, mask < value - 1
+        outline = touching = 0
+        for axis in (-2, -1):
+            for one, other in ((slice(None, -1), slice(1, None)), (slice(1, None), slice(None, -1))):
+                within = inner[_along(axis, one)]
+                outline += int((within & ~inner[_along(axis, other)]).sum())
+                touching += int((within & lower[_along(axis, other)]).sum())
+        if touching > BESIDE * outline:
+            what = f"has {classes[value - 1]} beside {classes[value - 2]} and not inside it"
+            raise BadFile(Problem(file, what, NOT_NESTED))
+
+
+def _along(axis: int, part: slice) -> tuple[Any, ...]:
+    return (..., part, slice(None)) if axis == -2 else (..., part)

@@ -1,119 +1,160 @@
 """Reads PNG, JPEG, TIFF and BMP of 8 or 16 bits, one picture per file.
 
-Pillow decodes them, except TIFFs that Pillow cannot read or whose values it would change (`_needs_tifffile`), which tifffile
-decodes.
+Pillow decodes them, except TIFFs that Pillow cannot read or whose values it would change, which tifffile decodes
+(`feddp.data.formats.tiff`). Pixels are taken as they are stored, whatever TIFF's or EXIF's orientation says.
 """
 
 import io
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from PIL import Image
 
-from feddp.data.formats.guarded import AGAIN, guarded
+from feddp.data.formats.guarded import AGAIN, UNREADABLE, guarded
 from feddp.data.formats.scan import Scan, finite
-from feddp.data.formats.unpacked import require_tiff
-from feddp.data.pixels import decode
+from feddp.data.formats.tiff import (
+    UNSIGNED,
+    WHITE_IS_ZERO,
+    TiffHeader,
+    by_tifffile,
+    is_tiff,
+    pillow_reads,
+    read_header,
+)
+from feddp.data.pixels import alpha_of, decode, require_drawn, require_shown
 from feddp.data.prepare.source import FORMATS, Source
 from feddp.errors import BadFile, Problem
-from feddp.limits import IMAGE_PIXELS
 
-GREY, COLOUR = (
-    ("1", "L", "LA", "La", "I;16", "I;16B", "I;16L", "I", "F"),
-    ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"),
-)
-UNREADABLE = "is not a readable image"
-_WHITE_IS_ZERO, _UNSIGNED, _SIGNED = 0, 1, 2  # TIFF's numbers of photometric interpretations and of sample formats
+GREY = ("1", "L", "LA", "La", "I;16", "I;16B", "I;16L", "I", "F")
+_INDEXED = ("P", "PA")
+_DARK = 64  # of 255: what looks like a background
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The pixels of a picture as they are stored.
+
+    Args:
+        values: grey values or indices (H, W), or colours (H, W, 3).
+        palette: the colours uint8 (N, 3) of the indices, if they are any.
+        alpha: uint8 (H, W), how opaque a pixel is; None: all are wholly.
+        orientation: as of `feddp.data.pixels.Picture`.
+        multiplied: whether the colours are multiplied by `alpha`.
+    """
+
+    values: np.ndarray
+    palette: np.ndarray | None = None
+    alpha: np.ndarray | None = None
+    orientation: int = 1
+    multiplied: bool = False
+
+    @property
+    def colours(self) -> np.ndarray:
+        """Grey values (H, W) or colours (H, W, 3)."""
+        return self.values if self.palette is None else self.palette[self.values]
 
 
 def read_picture(tree: Source, name: str) -> Scan:
-    """Returns a picture; transparency is left out, an indexed one is taken as colour. EXIF orientation is not applied.
+    """Returns a picture; transparency is left out, an indexed one is taken as colour.
 
     Raises:
-        InputError: the file is too large, broken or of another kind. Names the file.
+        InputError: the file is too large, broken or of another kind, or shows what it shows by transparency. Names the file.
     """
-    return Scan(_pixels(tree, name, "colour")[None])
+    stored, file = _stored(tree, name), tree.shown(name)
+    require_shown(file, stored.colours, stored.alpha)
+    if stored.multiplied and stored.alpha is not None:
+        what = "has colours that are multiplied by their transparency"
+        raise BadFile(Problem(file, what, "Save it without transparency"))
+    return Scan(stored.colours[None], orientation=stored.orientation)
 
 
-def read_labels(tree: Source, name: str) -> np.ndarray:
-    """Returns a mask's values (H, W), or its colours (H, W, 3); the indices of an indexed picture are its values.
+def read_labels(tree: Source, name: str) -> Stored:
+    """Returns a mask; the indices of an indexed picture are its values.
 
-    Raises as `read_picture`.
+    Raises:
+        InputError: as `read_picture`, its transparency says something else than its values, or its palette shows an index
+            as the background that is none. Names the file.
     """
-    return _pixels(tree, name, "index")
+    stored, file = _stored(tree, name), tree.shown(name)
+    require_drawn(file, stored.values, stored.alpha)
+    if stored.palette is not None:
+        _require_background(file, stored.values, stored.palette)
+    return stored
 
 
-def _pixels(tree: Source, name: str, indexed: str) -> np.ndarray:
+def read_colours(tree: Source, name: str) -> Stored:
+    """Returns a mask whose values are its colours, uint8 (H, W, 3).
+
+    Raises:
+        InputError: as `read_labels`; it may have any palette.
+    """
+    stored, file = _stored(tree, name), tree.shown(name)
+    values = stored.colours if stored.colours.ndim == 3 else np.repeat(stored.colours[..., None], 3, axis=-1)
+    require_drawn(file, values, stored.alpha)
+    if values.dtype == np.uint16 and values.max(initial=0) > 255:
+        values = values >> 8
+    if values.max(initial=0) > 255 or values.min(initial=0) < 0:
+        raise BadFile(Problem(file, f"has colours up to {values.max():.7g}", "Save its colours with 8 or 16 bits"))
+    return Stored(values.astype(np.uint8), orientation=stored.orientation)
+
+
+def _require_background(file: Path, indices: np.ndarray, palette: np.ndarray) -> None:
+    """Raises BadFile if an index that is used, other than 0, looks like the background: black, or dark where 0 is not."""
+    used = np.unique(indices)
+    shown = palette[used].max(axis=-1)
+    dark = 1 if palette[0].max() < _DARK else _DARK
+    if len(odd := used[(used > 0) & (shown < dark)]):
+        first, zero = (",".join(map(str, palette[index].tolist())) for index in (odd[0], 0))
+        what = (
+            f"has a palette that shows the index {odd[0]} as {first} and 0 as {zero}, so which is the background is not known"
+        )
+        raise BadFile(Problem(file, what, "Save it as grey values, or give --colour of each class"))
+
+
+def _stored(tree: Source, name: str) -> Stored:
     content, file = tree.read(name), tree.shown(name)
     with guarded(file, UNREADABLE):
-        values = _decoded(content, file, indexed)
-        if not finite(values):
+        stored = _tiff(content, file) if is_tiff(content) else _by_pillow(content, file)
+        if stored.palette is not None and stored.values.max(initial=0) >= len(stored.palette):
+            raise BadFile(Problem(file, "has indices that its palette does not hold", AGAIN))
+        if not finite(stored.values):
             raise BadFile(Problem(file, "has values that are not finite, or huge", "Correct it"))
-        return values
+        return stored
 
 
-def _decoded(content: bytes, file: Path, indexed: str) -> np.ndarray:
-    tiff = content[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-    if tiff and _needs_tifffile(content):
-        return _by_tifffile(content, file)
-    image = decode(io.BytesIO(content), FORMATS, file, AGAIN)
-    if image.mode == "P" and indexed == "index":
-        return np.asarray(image)
+def _tiff(content: bytes, file: Path) -> Stored:
+    header = read_header(content, file)
+    if not header.is_changed_by_pillow and pillow_reads(content):
+        return _by_pillow(content, file, header)
+    values, alpha = by_tifffile(content, file)
+    if alpha is not None:  # wholly transparent and wholly opaque stay so
+        most = np.iinfo(alpha.dtype).max if alpha.dtype.kind in "ui" else 1
+        alpha = np.where(alpha >= most, 255, np.clip(alpha.astype(float) / most * 254, 0, 254)).astype(np.uint8)
+        alpha = None if (alpha == 255).all() else alpha
+    return Stored(values, header.palette, alpha, header.orientation, header.multiplied)
+
+
+def _by_pillow(content: bytes, file: Path, header: TiffHeader | None = None) -> Stored:
+    picture = decode(io.BytesIO(content), FORMATS, file, AGAIN)
+    image, alpha = picture.image, alpha_of(picture.image)
+    if image.mode in _INDEXED:
+        palette = header.palette if header else np.array(image.getpalette("RGB"), np.uint8).reshape(-1, 3)
+        return Stored(np.asarray(image.getchannel(0)), palette, alpha, picture.orientation)
     if image.mode.startswith(("I", "F")):
-        return _as_stored(image, file)
-    return np.asarray(image.convert("L" if image.mode in GREY else "RGB"))
+        values = np.asarray(image) if header is None else _unsigned(np.asarray(image), header, file)
+        return Stored(values, None, alpha, picture.orientation)
+    if image.mode == "La":  # grey values that are multiplied by the opacity, as Pillow does not convert them
+        return Stored(np.asarray(image.getchannel(0)), None, alpha, picture.orientation, multiplied=True)
+    values = np.asarray(image.convert("L" if image.mode in GREY else "RGB"))
+    return Stored(values, None, alpha, picture.orientation)
 
 
-def _as_stored(image: Image.Image, file: Path) -> np.ndarray:
+def _unsigned(values: np.ndarray, header: TiffHeader, file: Path) -> np.ndarray:
     """Returns grey values of 16 or 32 bits. Pillow takes unsigned ones of 32 bits for signed, and leaves white as 0."""
-    values = np.asarray(image)
-    tags = getattr(image, "tag_v2", {})  # of a TIFF
-    if values.dtype == np.int32 and tags.get(258) == (32,) and tags.get(339, (_UNSIGNED,))[0] == _UNSIGNED:
+    if values.dtype == np.int32 and header.bits == 32 and header.kind == UNSIGNED:
         values = values.view(np.uint32)
-    if tags.get(262) == _WHITE_IS_ZERO:
+    if header.photometric == WHITE_IS_ZERO:
         if values.dtype != np.uint16:
             raise BadFile(Problem(file, f"has values of {values.dtype} with white as 0", "Save it with black as 0"))
         values = np.uint16(65535) - values
     return values
-
-
-def _needs_tifffile(content: bytes) -> bool:
-    """Whether Pillow cannot read this TIFF, or would change its values: it cuts colours of more than 8 bits, and takes signed
-    values of 8 bits for unsigned."""
-    try:
-        with Image.open(io.BytesIO(content), formats=("TIFF",)) as image:
-            tags = image.tag_v2  # type: ignore[attr-defined]
-            bits, kind = max(tags.get(258, (1,))), tags.get(339, (_UNSIGNED,))[0]
-            if bits <= 8:
-                return bool(kind == _SIGNED)
-            return image.mode in COLOUR or (tags.get(262) == _WHITE_IS_ZERO and bits != 16)
-    except Exception:  # whatever Pillow says of it: tifffile then says what is wrong
-        return True
-
-
-def _by_tifffile(content: bytes, file: Path) -> np.ndarray:
-    import tifffile
-
-    with tifffile.TiffFile(io.BytesIO(content)) as tiff:
-        pages: Any = tiff.pages
-        page = pages[0]
-        if pages.is_multipage:  # their number is not counted: a chain of millions, or a ring, takes hours
-            raise BadFile(Problem(file, "holds several pictures", "Save one picture per file"))
-        if page.imagewidth * page.imagelength > IMAGE_PIXELS:
-            what = f"has {page.imagewidth} x {page.imagelength} pixels; the limit is {IMAGE_PIXELS}"
-            raise BadFile(Problem(file, what, "Scale it down"))
-        if page.imagedepth != 1 or page.samplesperpixel not in (1, 2, 3, 4) or page.dtype is None or page.dtype.itemsize > 8:
-            what = f"has {page.samplesperpixel} channels of {page.dtype}"
-            raise BadFile(Problem(file, what, "Save it with one or three channels"))
-        require_tiff(file, page, content)
-        values: np.ndarray = page.asarray()
-        if values.ndim == 3 and page.planarconfig == 2:
-            values = np.moveaxis(values, 0, -1)
-        if values.dtype.kind not in "uif" or values.ndim not in (2, 3):
-            raise BadFile(Problem(file, f"has values of {values.dtype}", "Save it with whole or floating point numbers"))
-        if page.photometric == _WHITE_IS_ZERO:
-            if values.dtype.kind != "u":
-                raise BadFile(Problem(file, f"has values of {values.dtype} with white as 0", "Save it with black as 0"))
-            values = (1 << page.bitspersample) - 1 - values
-        return values if values.ndim == 2 else values[..., 0] if values.shape[-1] < 3 else values[..., :3]

@@ -33,6 +33,7 @@ class Scan:
         volume: whether it is a volume, though it may have a single slice.
         axis: the one of AXES in which its slices lie; "" if they lie in none, or nobody knows.
         origin: what a mask needs to be written in the image's own format (`feddp.data.formats.write`); None for pictures.
+        orientation: of a picture, as of `feddp.data.pixels.Picture`: viewers may show it turned.
     """
 
     pixels: np.ndarray
@@ -41,6 +42,7 @@ class Scan:
     volume: bool = False
     axis: str = ""
     origin: Any = None
+    orientation: int = 1
 
     @property
     def channels(self) -> int:

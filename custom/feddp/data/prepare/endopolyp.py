@@ -33,6 +33,7 @@ from feddp.data.description import read_lines
 from feddp.data.folder import refuse_occupied, write_site
 from feddp.data.prepare.source import Source, resize
 from feddp.data.prepare.split import PUBLISHED, SHARES, Published, split_site, splitting_of
+from feddp.data.preview import write_preview
 from feddp.data.progress import track
 from feddp.errors import InputError
 from feddp.limits import TABLE_BYTES
@@ -112,6 +113,7 @@ def prepare(source: Path, out: Path, size: int | None, seed: int, split: str | N
             for stem, pair in track(frames.pairs.items(), f"Preparing {site}", total=len(frames.pairs))
         )
         write_site(targets[site], metadata, samples)
+    write_preview(unseen)
     return [f"The unseen site is outside the federation: {targets['PolypGenC1']}"]
 
 

@@ -17,9 +17,11 @@ class FolderOptions:
     """What the options of `feddp data prepare folder` say.
 
     Args:
-        classes, labels: of dataset.json.
+        classes: of dataset.json.
+        labels: of dataset.json; None: nested, unless the masks show otherwise.
         colours: {colour: value in a mask}, if masks are coloured.
-        threshold: of 255; a mask of one class whose values are not 0 and 1 is foreground above it.
+        threshold: of 255; a mask of one class whose values are not 0 and 1 is foreground above it. None: of masks of two
+            levels alone, between them.
         axis: along which NIfTI volumes are sliced.
         window: the values that become 0 and 255.
         mm: millimetres between rows and between columns of pictures, which do not say it.
@@ -27,9 +29,9 @@ class FolderOptions:
     """
 
     classes: tuple[str, ...]
-    labels: str
+    labels: str | None
     colours: Mapping[Colour, int]
-    threshold: int
+    threshold: int | None
     axis: str
     window: Window | None
     mm: tuple[float, float] | None
@@ -39,9 +41,9 @@ class FolderOptions:
     def of(
         cls,
         classes: tuple[str, ...],
-        labels: str,
+        labels: str | None,
         colours: Sequence[str],
-        threshold: int,
+        threshold: int | None,
         axis: str,
         window: str | None,
         spacing: str | None,
@@ -52,7 +54,7 @@ class FolderOptions:
             rule = f"give 1 to {CLASSES} different names, comma-separated, each of {PLAIN_NAME}"
             raise InputError(f"--classes {short(','.join(classes))}: {rule}.")
         for option, value, allowed in (
-            ("labels", labels, LABELS),
+            ("labels", labels, (None, *LABELS)),
             ("axis", axis, tuple(AXES)),
             ("channels", channels, (None, 1, 3)),
         ):

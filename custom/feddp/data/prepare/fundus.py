@@ -15,7 +15,7 @@ import numpy as np
 
 from feddp.data.folder import refuse_occupied, write_site
 from feddp.data.prepare.fundus_layouts import SITES, Eye, Find, Read
-from feddp.data.prepare.source import Source, resize
+from feddp.data.prepare.source import Source, require_same_size, resize
 from feddp.data.prepare.split import PUBLISHED, Published, hold_out, split_site, splitting_of
 from feddp.data.progress import track
 from feddp.errors import InputError
@@ -74,8 +74,7 @@ def crop(image: np.ndarray, mask: np.ndarray, name: str) -> tuple[np.ndarray, np
 
     (H, W, 3) and (H, W) -> (s, s, 3) and (s, s). Raises InputError with `name` if there is no disc or the sizes differ.
     """
-    if image.shape[:2] != mask.shape:
-        raise InputError(f"{name}: image {image.shape[:2]} and mask {mask.shape} differ in size. Correct the source.")
+    require_same_size(image, mask, name)
     if not mask.any():
         raise InputError(f"{name}: its mask has no optic disc, so it cannot be cropped. Correct the source.")
     side = min(CROP, *mask.shape)

@@ -13,6 +13,7 @@ Values of more than 8 bits, and those of NIfTI, become 0 to 255 per picture or v
 percentile, or in a given window. Volumes are sliced along an axis of the patient (NIfTI), or as they were acquired (DICOM).
 """
 
+import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
@@ -21,11 +22,11 @@ from typing import Any
 
 import numpy as np
 
-from feddp.data.description import HEADER, LISTED, SPLITS, Position, numbered_lines
+from feddp.data.description import HEADER, LABELS, LISTED, SPLITS, Position, numbered_lines
 from feddp.data.folder import RawSample, refuse_occupied, write_site
 from feddp.data.formats.find import DICOM, PICTURE, Found, find
 from feddp.data.formats.scan import Scan, eight_bits, in_channels, resized
-from feddp.data.names import require_site, site_name
+from feddp.data.names import composed, require_site, site_name
 from feddp.data.preparation import KEY, Preparation, Window
 from feddp.data.prepare.folder_options import FolderOptions
 from feddp.data.prepare.own_masks import Truths, mask_of, truths_of
@@ -82,7 +83,7 @@ def prepare(source: Path, out: Path, size: int | None, seed: int, split: str | N
             "name": Path(site_name(source)).stem,  # of `.` too
             "channels": options.channels or first.channels,
             "classes": list(options.classes),
-            "labels": options.labels,
+            "labels": options.labels or LABELS[0],
             "source": "feddp data prepare folder",
             **({} if given[site.name] else splitting_of(seed, split)),
             **({"volumes": LISTED} if first.volume else {}),
@@ -132,6 +133,7 @@ def _given(tree: Source, site: SourceSite) -> dict[str, tuple[str, str]]:
     if wrong := [number for number, line in rest if len(line) != 3 or not all(line) or line[2] not in SPLITS]:
         what = f"line {wrong[0]} is not an image, its patient and one of train, val and test"
         raise BadFile(Problem(file, what, "Correct it"))
+    rest = [(number, [composed(field) for field in line]) for number, line in rest]
     places: dict[str, int] = {}
     for number, (image, *_) in rest:
         if (first := places.setdefault(image, number)) != number:
@@ -157,14 +159,24 @@ class Seen:
         stretched: whether an image had more than 8 bits.
         uneven: volumes of several slices whose distance is not known.
         values: those of the masks.
+        turned: pictures that viewers show turned, because of the orientation in their files.
+        pictures: {digest of pixels: (the first image, its patient)}, without those of one colour.
+        twins: pairs of images of two patients with the same pixels.
     """
 
     axes: set[str] = field(default_factory=set)
     stretched: bool = False
     uneven: list[str] = field(default_factory=list)
     values: set[int] = field(default_factory=set)
+    turned: list[str] = field(default_factory=list)
+    pictures: dict[bytes, tuple[str, str]] = field(default_factory=dict)
+    twins: list[tuple[str, str]] = field(default_factory=list)
 
-    def add(self, name: str, scan: Scan, masks: np.ndarray) -> None:
+    def add(self, name: str, patient: str, scan: Scan, pixels: np.ndarray, masks: np.ndarray) -> None:
+        """Notes an image: what was read, its 8-bit slices, and their masks."""
+        self._compare(name, patient, pixels)
+        if scan.orientation > 1:
+            self.turned.append(name)
         self.values.update(np.unique(masks).tolist())
         self.stretched |= scan.pixels.dtype != np.uint8
         if scan.volume:
@@ -172,12 +184,30 @@ class Seen:
             if scan.apart is None and len(scan.pixels) > 1:
                 self.uneven.append(name)
 
+    def _compare(self, name: str, patient: str, pixels: np.ndarray) -> None:
+        for image in pixels:
+            if image.min() < image.max():
+                digest = hashlib.sha256(f"{image.shape}".encode() + image.tobytes()).digest()
+                first, other = self.pictures.setdefault(digest, (name, patient))
+                if other != patient:
+                    self.twins.append((first, name))
+
     def preparation(self, window: Window | None, size: int | None) -> Preparation:
         return Preparation(next(iter(self.axes)) if len(self.axes) == 1 else "", window, self.stretched, size)
 
     def notes(self, classes: Sequence[str]) -> Iterator[str]:
         if absent := [name for value, name in enumerate(classes, 1) if value not in self.values]:
             yield f"no mask holds {some(absent, 3)}; masks of that class are empty, unless its name or value is another"
+        if self.turned:
+            yield (
+                f"{len(self.turned)} picture(s) have an orientation in their files, {self.turned[0]} first; their pixels are"
+                " taken as stored, not as a viewer turns them"
+            )
+        if self.twins:
+            yield (
+                f"{len(self.twins)} image(s) are copies of another patient's, {' and '.join(self.twins[0])} first; where one"
+                " trains and one tests, the test measures what was trained on"
+            )
         if len(self.axes) > 1:
             yield f"its volumes lie in several planes ({', '.join(sorted(self.axes - {''}))}); a network sees them all alike"
         if self.uneven:
@@ -216,12 +246,12 @@ def _samples(
     for entry in track(entries, f"Preparing {site.name}", total=len(entries)):
         scan = entry.read(tree, options.axis)
         masks = mask_of(tree, entry, scan, site.truths[entry.name], options)
-        seen.add(entry.name, scan, masks)
         pixels = in_channels(eight_bits(scan.pixels, options.window), metadata["channels"], options.channels is not None)
         if pixels is None:
             what = f"has {scan.channels} channel(s), but the site's first image {metadata['channels']}"
             raise BadFile(Problem(tree.shown(entry.files[0]), what, "Convert all of them with --channels 1 or --channels 3"))
         mm, patient = scan.mm or options.mm, patients[entry.name]
+        seen.add(entry.name, patient, scan, pixels, masks)
         for number, (image, mask) in enumerate(zip(pixels, masks, strict=True)):
             stem = entry.name if entry.kind == PICTURE else f"{entry.name}_{number:03d}"
             here = resized(mm, mask.shape, size)

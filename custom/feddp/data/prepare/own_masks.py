@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from feddp.data.formats.find import DICOM, NIFTI, Found, FoundImage
-from feddp.data.formats.labels import by_colour, by_value, in_one
-from feddp.data.formats.scan import Scan, eight_bits
+from feddp.data.formats.labels import by_colour, by_value, in_one, require_nested
+from feddp.data.formats.scan import Scan
+from feddp.data.pixels import QUARTERS
 from feddp.data.prepare.folder_options import FolderOptions
 from feddp.data.prepare.source import Source
 from feddp.errors import BadFile, InputError, Problem
@@ -74,11 +75,14 @@ def mask_of(tree: Source, entry: FoundImage, scan: Scan, truths: Sequence[str], 
 
         file = tree.shown(truths[0])
         maps = class_maps(file, load(tree, truths[0]), scan.origin, options.classes)
-        return in_one(maps, options.labels, file)
+        return in_one(maps, options.labels, options.classes, file)
     if len(truths) == 1:
-        return _values(tree, entry, scan, truths[0], options, len(options.classes))
+        mask = _values(tree, entry, scan, truths[0], options, len(options.classes))
+        if options.labels is None:
+            require_nested(tree.shown(truths[0]), mask, options.classes)
+        return mask
     maps = np.stack([_values(tree, entry, scan, truth, options, 1) > 0 for truth in truths])
-    return in_one(maps, options.labels, tree.shown(truths[0]))
+    return in_one(maps, options.labels, options.classes, tree.shown(truths[0]))
 
 
 def _values(tree: Source, entry: FoundImage, scan: Scan, truth: str, options: FolderOptions, classes: int) -> np.ndarray:
@@ -88,22 +92,40 @@ def _values(tree: Source, entry: FoundImage, scan: Scan, truth: str, options: Fo
         from feddp.data.formats.nifti import read_truth
 
         return by_value(file, read_truth(tree, truth, scan.origin), classes, options.threshold)
-    mask = _picture(tree, truth, file, options, classes)
-    if mask.shape != scan.pixels.shape[1:3]:
-        (h, w), (mh, mw) = scan.pixels.shape[1:3], mask.shape
+    mask, orientation = _picture(tree, truth, file, options, classes)
+    shape = scan.pixels.shape[1:3]
+    _require_alike(file, scan.orientation, orientation, shape)
+    if mask.shape != shape:
+        (h, w), (mh, mw) = shape, mask.shape
         raise BadFile(Problem(file, f"has {mw} x {mh} pixels, but its image {w} x {h}", "Make both the same size"))
     return mask[None]
 
 
-def _picture(tree: Source, truth: str, file: Path, options: FolderOptions, classes: int) -> np.ndarray:
-    from feddp.data.formats.pictures import read_labels, read_picture
+def _require_alike(file: Path, image: int, mask: int, shape: tuple[int, ...]) -> None:
+    """Raises BadFile if viewers turn an image and its mask differently, so that nobody knows which pixels belong together.
+
+    The pixels of both are taken as they are stored. Quarter turns of an image (H, W) that is no square are left to the check
+    of the sizes.
+    """
+    quarter = (image in QUARTERS) != (mask in QUARTERS)
+    if image != mask and not (quarter and shape[0] != shape[1]):
+        what = f"has the orientation {mask} in its file, and its image {image}, so one is shown turned and the other is not"
+        remedy = "Save both turned as they belong, without an orientation"
+        raise BadFile(Problem(file, what, remedy))
+
+
+def _picture(tree: Source, truth: str, file: Path, options: FolderOptions, classes: int) -> tuple[np.ndarray, int]:
+    """Returns the mask (H, W) in one file of so many classes, and its orientation."""
+    from feddp.data.formats.pictures import read_colours, read_labels
 
     if options.colours:
-        values = read_picture(tree, truth).pixels[0]
-        values = values if values.ndim == 3 else np.repeat(values[..., None], 3, axis=-1)
-        return by_colour(file, eight_bits(values, None), options.colours)
-    values = read_labels(tree, truth)
+        drawn = read_colours(tree, truth)
+        return by_colour(file, drawn.values, options.colours), drawn.orientation
+    drawn = read_labels(tree, truth)
+    values = drawn.values
+    if drawn.palette is not None and values.max(initial=0) > classes:
+        values = drawn.colours  # the indices of grey levels are no levels
     if values.ndim == 3 and (values != values[..., :1]).any():
         what = "has colours, and none is declared"
         raise BadFile(Problem(file, what, "Give the colours of the classes with --colour CLASS=RED,GREEN,BLUE"))
-    return by_value(file, values[..., 0] if values.ndim == 3 else values, classes, options.threshold)
+    return by_value(file, values[..., 0] if values.ndim == 3 else values, classes, options.threshold), drawn.orientation

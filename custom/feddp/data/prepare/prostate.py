@@ -114,7 +114,11 @@ def prepare(source: Path, out: Path, size: int | None, seed: int, split: str | N
 
 
 def _find(tree: Source) -> dict[str, dict[str, dict[str, str]]]:
-    """Returns {site: {case: {"": image, "_segmentation": mask}}}, sorted by case; raises InputError for a file found twice."""
+    """Returns {site: {case: {"": image, "_segmentation": mask}}}, sorted by case.
+
+    Raises:
+        InputError: two files of one case differ. Copies are one.
+    """
     names = {folder: site for site, folders in FOLDERS.items() for folder in folders}
     sites: dict[str, dict[str, dict[str, str]]] = {site: {} for site in FOLDERS}
     for name in sorted(tree.names):
@@ -122,9 +126,7 @@ def _find(tree: Source) -> dict[str, dict[str, dict[str, str]]]:
         if match and (site := names.get(match[1])):
             files = sites[site].setdefault(match[2], {})
             kind = (match[3] or "").lower()
-            if kind in files:
-                raise InputError(f"{tree.path} has both {files[kind]} and {name}. Keep one.")
-            files[kind] = name
+            tree.require_copy(files.setdefault(kind, name), name)
     return sites
 
 

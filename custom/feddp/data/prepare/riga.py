@@ -52,7 +52,11 @@ def _find(domains: tuple[str, ...], tree: Source, absent: dict[str, bool]) -> di
             match = IMAGE.search(name)
             if match and match[1] == domain and (drawn := masks.get(_mask(name))):
                 stem = "_".join(Path(name.rsplit(f"RIGA/{domain}/", 1)[1]).with_suffix("").parts)
-                found[stem if len(domains) == 1 else f"{domain}_{stem}"] = Eye(name, tuple(drawn))
+                eye = found.setdefault(stem if len(domains) == 1 else f"{domain}_{stem}", Eye(name, tuple(drawn)))
+                if len(eye.masks) != len(drawn):
+                    raise InputError(f"{tree.path} has both {eye.image} and {name}, and their masks differ. Keep one.")
+                for first, copy in zip((eye.image, *eye.masks), (name, *drawn), strict=True):
+                    tree.require_copy(first, copy)
         if not found:
             absent[f"RIGA/{domain} and RIGA-mask/{domain}"] = False
         eyes |= found

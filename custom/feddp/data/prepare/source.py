@@ -1,10 +1,11 @@
 """Reads a downloaded data set, a folder or a zip, in place, without unpacking to disk."""
 
 import gzip
+import hashlib
 import io
 import os
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -13,10 +14,11 @@ import numpy as np
 from PIL import Image
 
 from feddp.archive import AGAIN, Archive
-from feddp.data.pixels import decode, scaled
+from feddp.data.formats.guarded import UNREADABLE, guarded
+from feddp.data.pixels import alpha_of, decode, require_drawn, require_shown, scaled
 from feddp.errors import BadFile, FedDPError, InputError, Problem
 from feddp.limits import ARCHIVE_BYTES, ARCHIVE_FILES, IMAGE_BYTES, MIB
-from feddp.reading import amount, opened
+from feddp.reading import amount, opened, told
 
 IMAGES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 FORMATS = ("PNG", "JPEG", "TIFF", "BMP")
@@ -77,12 +79,13 @@ class Source:
         except FedDPError:
             raise
         except Exception as error:  # zipfile raises many kinds of errors for a damaged zip
-            raise InputError(f"{self.path}: {name} cannot be read ({error}). {AGAIN}.") from None
+            raise InputError(f"{self.path}: {name} cannot be read ({told(error)}). {AGAIN}.") from None
 
     def folder(self, tail: str) -> tuple[str, dict[str, str]]:
-        """Returns the only folder, at any depth, whose path ends in `tail`, as (path, {stem: name} of its images).
+        """Returns the folder, at any depth, whose path ends in `tail`, as (path, {stem: name} of its images).
 
-        Returns ("", {}) if there is none. Raises InputError if there are two folders, or two images with one stem.
+        Returns ("", {}) if there is none, and the first of several that are copies of each other. Raises InputError if there
+        are two folders of different content, or two images with one stem.
         """
         folders: dict[str, dict[str, str]] = {}
         for name in sorted(self.names):
@@ -92,20 +95,46 @@ class Source:
                 if file.stem in stems:
                     raise InputError(f"{self.path} has both {stems[file.stem]} and {name}. Keep one.")
                 stems[file.stem] = name
-        if len(folders) > 1:
-            raise InputError(f"{self.path} has {tail} more than once ({', '.join(folders)}). Keep one.")
-        return next(iter(folders.items()), ("", {}))
+        first, images = next(iter(folders.items()), ("", {}))
+        for copies in folders.values():
+            if copies.keys() != images.keys():
+                raise InputError(f"{self.path} has {tail} more than once ({', '.join(folders)}). Keep one.")
+            for stem, name in copies.items():
+                self.require_copy(images[stem], name)
+        return first, images
+
+    def require_copy(self, first: str, other: str) -> None:
+        """Raises InputError unless two files have the same bytes: some archives hold a data set twice."""
+        if first != other and self._digest(first) != self._digest(other):
+            raise InputError(f"{self.path} has both {first} and {other}, and they differ. Keep one.")
+
+    def _digest(self, name: str) -> bytes:
+        found = hashlib.sha256()
+        try:
+            with self.open(name, ARCHIVE_BYTES) as stream:
+                while part := stream.read(MIB):
+                    found.update(part)
+        except FedDPError:
+            raise
+        except Exception as error:  # as in `start`
+            raise InputError(f"{self.path}: {name} cannot be read ({told(error)}). {AGAIN}.") from None
+        return found.digest()
 
     def rgb(self, name: str) -> np.ndarray:
-        """Returns an image as uint8 (H, W, 3); raises InputError if it cannot be decoded."""
-        return self._image(name, "RGB")
+        """Returns an image as uint8 (H, W, 3); raises InputError if it cannot be decoded, or shows by transparency alone."""
+        return self._image(name, "RGB", require_shown)
 
     def grey(self, name: str) -> np.ndarray:
-        """Returns an image as uint8 (H, W), a bilevel one as 0 and 255; raises InputError if it cannot be decoded."""
-        return self._image(name, "L")
+        """Returns an image as uint8 (H, W), a bilevel one as 0 and 255; raises InputError if it cannot be decoded, or says
+        something else by transparency than by its values."""
+        return self._image(name, "L", require_drawn)
 
-    def _image(self, name: str, mode: str) -> np.ndarray:
-        return np.asarray(decode(io.BytesIO(self.read(name)), FORMATS, self.shown(name), AGAIN, mode))
+    def _image(self, name: str, mode: str, require: Callable[[Path, np.ndarray, np.ndarray | None], None]) -> np.ndarray:
+        with guarded(self.shown(name), UNREADABLE):
+            image = decode(io.BytesIO(self.read(name)), FORMATS, self.shown(name), AGAIN).image
+            pixels = np.asarray(image.convert(mode))
+            require(self.shown(name), pixels, alpha_of(image))
+        return pixels
 
     def shown(self, name: str) -> Path:
         """Returns the file as errors name it."""
@@ -130,12 +159,18 @@ def resize(image: np.ndarray, mask: np.ndarray, size: int | None, name: str) -> 
 
     Both are uint8: (H, W, 3) or (H, W), and (H, W). Raises InputError with `name` if height or width differ in the source.
     """
-    if image.shape[:2] != mask.shape:
-        raise InputError(f"{name}: image {image.shape[:2]} and mask {mask.shape} differ in size. Correct the source.")
+    require_same_size(image, mask, name)
     if size is None:
         return image, mask
     nearest = Image.fromarray(mask).resize((size, size), Image.Resampling.NEAREST)
     return scaled(image, size), np.asarray(nearest)
+
+
+def require_same_size(image: np.ndarray, mask: np.ndarray, name: str) -> None:
+    """Raises InputError with `name` if an image (H, W, ...) and its mask (H, W) differ in size."""
+    if image.shape[:2] != mask.shape:
+        (h, w), (mh, mw) = image.shape[:2], mask.shape
+        raise InputError(f"{name}: image {w} x {h} and mask {mw} x {mh} differ in size. Correct the source.")
 
 
 def read_up_to(stream: IO[bytes] | gzip.GzipFile, count: int) -> bytes:

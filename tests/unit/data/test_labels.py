@@ -1,0 +1,184 @@
+"""What a mask's values are: two levels as they were drawn, through JPEG and scaling too; anything else is refused by name."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageFilter
+from scipy.ndimage import distance_transform_edt
+
+from feddp.data.formats.labels import by_value, in_one, require_nested
+from feddp.errors import BadFile
+
+FILE = Path("m.png")
+
+
+def disc(side, radius, across=0.0):
+    """0 and 1, drawn around a point that is no pixel's centre."""
+    y, x = np.mgrid[:side, :side] - side / 2 + 0.3
+    return (y**2 + (x - across) ** 2 <= radius**2).astype(np.uint8)
+
+
+def jpeg(mask, quality):
+    stream = io.BytesIO()
+    Image.fromarray(mask * 255).save(stream, "JPEG", quality=quality)
+    return np.asarray(Image.open(stream))
+
+
+def scaled(mask, side):
+    return np.asarray(Image.fromarray(mask * 255).resize((side, side), Image.Resampling.BILINEAR))
+
+
+# -- two levels ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("quality", [10, 30, 50, 75, 95])
+@pytest.mark.parametrize("radius", [3, 8, 20, 50])
+def test_a_jpeg_of_a_mask_is_the_mask(radius, quality):
+    """Of all its edge pixels, hardly any crosses the middle; at the lowest qualities, some do."""
+    drawn = disc(128, radius)
+    read = by_value(FILE, jpeg(drawn, quality), 1, None)
+    assert (read != drawn).sum() <= (0.1 if quality < 75 else 0.03) * drawn.sum() + 2
+
+
+@pytest.mark.parametrize("change", ["smaller", "larger", "blurred", "half grey", "tiny"])
+def test_a_mask_with_soft_edges_is_the_mask(change):
+    """At the edge, half covered pixels are above 127; a mask of 0 and 128 alone is one of two levels."""
+    found = {
+        "smaller": scaled(disc(512, 80), 64),
+        "larger": scaled(disc(64, 8), 512),
+        "blurred": np.asarray(Image.fromarray(disc(128, 30) * 255).filter(ImageFilter.GaussianBlur(2))),
+        "half grey": disc(64, 10) * np.uint8(128),
+        "tiny": scaled(disc(512, 14), 64),
+    }[change]
+    drawn = {"smaller": disc(512, 80), "larger": disc(64, 8), "blurred": disc(128, 30)}.get(change)
+    read = by_value(FILE, found, 1, None)
+    assert (read == (found > 127)).all()
+    if drawn is not None:
+        assert read.mean() == pytest.approx(drawn.mean(), rel=0.05)
+
+
+def cells(count, side, dtype=np.uint8, first=1):
+    """`count` squares of side x side pixels with a line of 0 around each, and the values from `first`."""
+    across = int(np.ceil(np.sqrt(count)))
+    found = np.zeros((across * (side + 1),) * 2, dtype)
+    for number in range(count):
+        y, x = (place * (side + 1) for place in divmod(number, across))
+        found[y : y + side, x : x + side] = first + number
+    return found
+
+
+FAR = distance_transform_edt(disc(128, 30))
+LABELS = {
+    "200 objects": cells(200, 7),
+    "255 objects": cells(255, 4),
+    "130 objects": cells(130, 5),
+    "200 objects of one pixel": cells(200, 1),
+    "4 objects far apart": cells(4, 3) * np.uint8(60),
+    "objects of 16 bits": cells(500, 5, np.uint16) * np.uint16(130),
+    "objects of 32 bits": cells(60, 5, np.uint32) * np.uint32(1000),
+    "objects without background": cells(200, 5)[:-1, :-1] + np.uint8(20),
+    "disc and cup": np.maximum(disc(64, 25) * np.uint8(128), disc(64, 12) * np.uint8(255)),
+    "a label and pixels of no class": np.maximum(disc(64, 25) - disc(64, 23) * np.uint8(1), disc(64, 23)) * np.uint8(1)
+    + np.maximum(disc(64, 28) - disc(64, 25), 0) * np.uint8(255),
+    "classes 1 to 3 and 255": cells(3, 6) + np.pad(np.full((2, 14), 255, np.uint8), ((12, 0), (0, 0))),
+    "a distance": (FAR / FAR.max() * 255).astype(np.uint8),
+    "a blunt probability": np.asarray(Image.fromarray(disc(128, 30) * 255).filter(ImageFilter.GaussianBlur(14))),
+    "a volume of objects": np.stack([cells(200, 5)] * 3).astype(np.float32),
+}
+
+
+@pytest.mark.parametrize("kind", LABELS)
+def test_values_that_are_no_two_levels_are_refused_and_not_cut_in_half(kind):
+    """Above 127 were 128 to 200: half of the objects were background."""
+    with pytest.raises(BadFile, match=r"m\.png: has (flat areas of the values|\d+ values in between)"):
+        by_value(FILE, LABELS[kind], 1, None)
+    found = by_value(FILE, LABELS[kind], 1, 0)
+    assert (found == (LABELS[kind] > 0)).all()
+
+
+@pytest.mark.parametrize("values", [cells(100, 5), cells(300, 5, np.uint16)])
+def test_few_objects_are_refused_with_the_option_that_takes_them(values):
+    with pytest.raises(BadFile, match=r"has the value\(s\) 2, 3, 4, .*where all above 0 is foreground, give --threshold 0"):
+        by_value(FILE, values, 1, None)
+    assert (by_value(FILE, values, 1, 0) == (values > 0)).all()
+
+
+# -- numbers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [0.99999, 1.0009, 0.9991])
+def test_labels_close_to_a_whole_number_are_that_number(value):
+    values = np.array([[0, value], [-0.0005, 1 + value]], np.float32)
+    assert by_value(FILE, values, 3, None).tolist() == [[0, 1], [0, 2]]
+
+
+@pytest.mark.parametrize(("value", "shown"), [(0.998, "0.998"), (0.5, "0.5"), (1.4999, "1.4999"), (-1, "-1"), (4, "4")])
+def test_a_refused_value_is_shown_as_what_it_is(value, shown):
+    """`has the value(s) 1. Use 0 to 1` was said of 0.9999999."""
+    with pytest.raises(BadFile, match=rf"has the value\(s\) {shown}\. Use 0 to 2"):
+        by_value(FILE, np.array([[0, value]], np.float32), 2, None)
+
+
+def test_probabilities_need_the_limit_that_the_user_gives():
+    """127 of 255 is one half: 0.49 lies below, 0.51 above."""
+    values = np.array([[0, 0.49], [0.51, 0.9]], np.float32)
+    with pytest.raises(BadFile, match=r"has the value\(s\) 0.49, 0.51, 0.9. Use 0 to 1.*--threshold"):
+        by_value(FILE, values, 1, None)
+    assert by_value(FILE, values, 1, 127).tolist() == [[0, 0], [1, 1]]
+
+
+# -- classes inside and beside each other ------------------------------------------------------------------------------
+
+
+def boxes(*places):
+    found = np.zeros((20, 24), np.uint8)
+    for value, (top, left, height, width) in enumerate(places, 1):
+        found[top : top + height, left : left + width] = value
+    return found
+
+
+BESIDE = {
+    "apart": boxes((2, 2, 6, 6), (2, 12, 8, 8)),
+    "touching": boxes((2, 2, 6, 6), (2, 8, 8, 8)),
+    "the second alone": boxes((0, 0, 0, 0), (2, 12, 8, 8)),
+    "three in a row": boxes((2, 1, 6, 5), (2, 6, 6, 5), (2, 11, 6, 5)),
+}
+INSIDE = {
+    "inside": boxes((2, 2, 12, 12), (5, 5, 4, 4)),
+    "at the rim": boxes((2, 2, 12, 12), (5, 10, 4, 4)),
+    "the first alone": boxes((2, 2, 12, 12)),
+    "three": boxes((2, 2, 16, 16), (4, 4, 12, 12), (6, 6, 4, 4)),
+    "at the image's edge": boxes((0, 0, 12, 12), (0, 0, 4, 4)),
+    "nothing": boxes(),
+}
+
+
+@pytest.mark.parametrize("kind", BESIDE)
+def test_classes_beside_each_other_are_not_taken_for_nested(kind):
+    """A kidney of 36 pixels beside a spleen of 64 was a kidney of 100."""
+    mask, classes = BESIDE[kind], ("kidney", "spleen", "liver")[: max(2, BESIDE[kind].max())]
+    maps = mask == np.arange(1, len(classes) + 1)[:, None, None]
+    with pytest.raises(
+        BadFile, match=r"has spleen beside kidney and not inside it. If classes lie beside each other, give --lab"
+    ):
+        require_nested(FILE, mask, classes)
+    with pytest.raises(BadFile, match=rf"of spleen, {maps[1].sum()} of {maps[1].sum()} pixels lie outside kidney. If classes"):
+        in_one(maps, None, classes, FILE)
+    assert (in_one(maps, "nested", classes, FILE) == mask).all()
+    assert (in_one(maps, "exclusive", classes, FILE) == mask).all()
+
+
+@pytest.mark.parametrize("kind", INSIDE)
+def test_classes_inside_each_other_are_nested_without_a_word(kind):
+    mask, classes = INSIDE[kind], ("organ", "tumour", "core")[: max(2, INSIDE[kind].max())]
+    require_nested(FILE, mask, classes)
+    maps = mask >= np.arange(1, len(classes) + 1)[:, None, None]
+    assert (in_one(maps, None, classes, FILE) == mask).all()
+
+
+def test_one_pixel_outside_is_said():
+    maps = np.stack([boxes((2, 2, 6, 6)), boxes((4, 4, 5, 2))]).astype(bool)
+    with pytest.raises(BadFile, match="of cup, 2 of 10 pixels lie outside disc"):
+        in_one(maps, None, ("disc", "cup"), FILE)
