@@ -72,7 +72,7 @@ def values_of(tree: Source, name: str, dataset: Dataset, frames: Sequence[Datase
     They are uint8 as stored, or float32 in the modality's units; black is low, whatever the file's photometry.
     """
     with guarded(tree.shown(name), "has no readable pixels"):
-        _require_packed(tree.shown(name), dataset)
+        require_packed(tree.shown(name), dataset)
         values = _in_units(dataset, frames)
         if not finite(values):
             raise BadFile(Problem(tree.shown(name), "has values that are not finite, or huge", "Export the series again"))
@@ -96,7 +96,7 @@ def _in_units(dataset: Dataset, frames: Sequence[Dataset]) -> np.ndarray:
     return stored if stored.dtype == np.uint8 and (units == stored).all() else units.astype(np.float32)
 
 
-def _require_packed(file: Path, dataset: Dataset) -> None:
+def require_packed(file: Path, dataset: Dataset) -> None:
     """Raises BadFile if a frame's compressed pixels ask for far more work or memory than its size."""
     syntax = dataset.file_meta.TransferSyntaxUID
     if not syntax.is_compressed:
