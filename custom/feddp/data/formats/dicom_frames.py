@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 from pydicom import Dataset
 from pydicom.encaps import generate_frames
-from pydicom.pixels.processing import apply_color_lut, apply_modality_lut
 from pydicom.pixels.utils import pixel_array
 from pydicom.uid import RLELossless
 
 from feddp.data.formats.dicom import whole
+from feddp.data.formats.dicom_values import in_units, without_padding
 from feddp.data.formats.guarded import guarded
 from feddp.data.formats.scan import finite
 from feddp.data.formats.unpacked import require_rle
@@ -69,31 +69,18 @@ def _frame(dataset: Dataset, shared: Dataset, own: Dataset) -> Dataset:
 def values_of(tree: Source, name: str, dataset: Dataset, frames: Sequence[Dataset]) -> np.ndarray:
     """Returns the frames of a file (F, H, W), or (F, H, W, 3) in colour.
 
-    They are uint8 as stored, or float32 in the modality's units; black is low, whatever the file's photometry.
+    They are uint8 as stored, or float32 in the modality's units; black is low, whatever the file's photometry. Padding is 0 in
+    uint8 and NaN in float32.
     """
     with guarded(tree.shown(name), "has no readable pixels"):
         require_packed(tree.shown(name), dataset)
-        values = _in_units(dataset, frames)
+        # of values as they are stored, `dicom_values` needs all bits: pydicom takes the lowest ones, whatever HighBit says
+        stored = pixel_array(dataset, correct_unused_bits=dataset.file_meta.TransferSyntaxUID.is_encapsulated)
+        stored = stored if whole(dataset, "NumberOfFrames") > 1 else stored[None]
+        values = in_units(dataset, frames, stored)
         if not finite(values):
             raise BadFile(Problem(tree.shown(name), "has values that are not finite, or huge", "Export the series again"))
-        return values if values.dtype == np.uint8 else values.astype(np.float32, copy=False)
-
-
-def _in_units(dataset: Dataset, frames: Sequence[Dataset]) -> np.ndarray:
-    stored = pixel_array(dataset)
-    if whole(dataset, "NumberOfFrames") < 2:
-        stored = stored[None]
-    photometry = dataset.get("PhotometricInterpretation")
-    if photometry == "PALETTE COLOR":
-        coloured = apply_color_lut(stored, dataset)
-        return coloured if coloured.dtype == np.uint8 else (coloured >> 8).astype(np.uint8)
-    if stored.ndim == 4:
-        return stored
-    if photometry == "MONOCHROME1":  # white is the least value that BitsStored bits can hold
-        white = -1 if stored.dtype.kind == "i" else (1 << int(dataset.BitsStored)) - 1
-        stored = (white - stored.astype(np.int64)).astype(stored.dtype)
-    units = np.stack([apply_modality_lut(each, frame) for each, frame in zip(stored, frames, strict=True)])
-    return stored if stored.dtype == np.uint8 and (units == stored).all() else units.astype(np.float32)
+        return without_padding(tree.shown(name), dataset, stored, values)
 
 
 def require_packed(file: Path, dataset: Dataset) -> None:
