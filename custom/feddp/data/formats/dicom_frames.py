@@ -9,6 +9,7 @@ from pydicom.encaps import generate_frames
 from pydicom.pixels.utils import pixel_array
 from pydicom.uid import RLELossless
 
+from feddp.data.formats.attributes import lacking, value_of
 from feddp.data.formats.dicom import whole
 from feddp.data.formats.dicom_values import in_units, without_padding
 from feddp.data.formats.guarded import guarded
@@ -23,6 +24,7 @@ _OF_ALL = (
     *("Rows", "Columns", "SamplesPerPixel", "SOPInstanceUID", "SeriesInstanceUID", "PixelSpacing", "ImagerPixelSpacing"),
     *("RescaleSlope", "RescaleIntercept", "ModalityLUTSequence"),  # a functional group replaces them
 )
+_OF_PIXELS = ("SamplesPerPixel", "PhotometricInterpretation", "BitsAllocated", "BitsStored", "PixelRepresentation")
 # of the files of one image per frame, what an enhanced file has in these groups (PS3.3 C.7.6.16)
 _GROUPS = ("PlanePositionSequence", "PlaneOrientationSequence", "PixelMeasuresSequence", "PixelValueTransformationSequence")
 
@@ -32,8 +34,10 @@ def require_size(tree: Source, name: str, dataset: Dataset, files: int) -> None:
     rows, columns, frames = (whole(dataset, key) for key in ("Rows", "Columns", "NumberOfFrames"))
     samples, images = whole(dataset, "SamplesPerPixel") or 1, max(frames, files)
     wrong = ""
-    if "PixelData" not in dataset or rows < 1 or columns < 1:
+    if "PixelData" not in dataset:
         wrong, remedy = "holds no image", "Leave it out of the folder"
+    elif rows < 1 or columns < 1:
+        raise lacking(tree.shown(name), dataset, "Columns" if rows > 0 else "Rows")
     elif images > SERIES_FILES or rows * columns > IMAGE_PIXELS or (images > 1 and rows * columns * images > VOXELS):
         wrong, remedy = f"is one of {images} images of {columns} x {rows} pixels, too many", "Give fewer, or scale them down"
     elif samples not in (1, 3):
@@ -73,11 +77,13 @@ def values_of(tree: Source, name: str, dataset: Dataset, frames: Sequence[Datase
     uint8 and NaN in float32.
     """
     with guarded(tree.shown(name), "has no readable pixels"):
+        if lost := [keyword for keyword in _OF_PIXELS if value_of(dataset, keyword) is None]:
+            raise lacking(tree.shown(name), dataset, lost[0])
         require_packed(tree.shown(name), dataset)
         # of values as they are stored, `dicom_values` needs all bits: pydicom takes the lowest ones, whatever HighBit says
         stored = pixel_array(dataset, correct_unused_bits=dataset.file_meta.TransferSyntaxUID.is_encapsulated)
         stored = stored if whole(dataset, "NumberOfFrames") > 1 else stored[None]
-        values = in_units(dataset, frames, stored)
+        values = in_units(tree.shown(name), dataset, frames, stored)
         if not finite(values):
             raise BadFile(Problem(tree.shown(name), "has values that are not finite, or huge", "Export the series again"))
         return without_padding(tree.shown(name), dataset, stored, values)

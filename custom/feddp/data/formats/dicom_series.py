@@ -11,6 +11,7 @@ from pydicom import Dataset
 from feddp.data.formats.attributes import given, items_of, numbers_of, text_of, value_of
 from feddp.data.formats.dicom import parsed
 from feddp.data.formats.dicom_frames import frames_of, require_size, values_of
+from feddp.data.formats.dicom_values import scaled_by
 from feddp.data.formats.guarded import guarded
 from feddp.data.formats.scan import Scan, finite, known
 from feddp.data.preparation import PLANES
@@ -35,10 +36,12 @@ class Series:
 
     Args:
         slices: of files of one image, the files' data sets.
+        files: the file of each slice, as errors name it.
         file: the file of several frames, of which the slices are the frames `numbers`, from 1.
     """
 
     slices: tuple[Dataset, ...]
+    files: tuple[Path, ...]
     file: Dataset | None = None
     numbers: tuple[int, ...] = ()
 
@@ -64,9 +67,9 @@ class Series:
         listed = [value_of(each, "ReferencedFrameNumber") for each in own]  # without one, it refers to all frames
         return any(value is None or self.numbers[number] in np.atleast_1d(value) for value in listed)
 
-    def as_in_files(self, maps: np.ndarray) -> tuple[Sequence[Dataset], np.ndarray]:
-        """Returns the series' files, and maps (S, ...) of its slices in the order of the files or of the one file's frames."""
-        return (self.slices, maps) if self.file is None else ([self.file], maps[np.argsort(self.numbers)])
+    def as_in_files(self, maps: np.ndarray) -> np.ndarray:
+        """Returns maps (S, ...) of its slices in the order of the files, or of the frames of the one file."""
+        return maps if self.file is None else maps[np.argsort(self.numbers)]
 
 
 def read_series(tree: Source, names: Sequence[str]) -> Scan:
@@ -108,7 +111,9 @@ def _series(tree: Source, files: list[tuple[Dataset, str]]) -> Scan:
     places = _places(tree, slices)
     order = np.arange(len(slices)) if places is None else _order(tree, slices, places)
     several = files[0][0] if first is not files[0][0] else None
-    origin = Series(tuple(slices[i][0] for i in order), several, tuple(int(i) + 1 for i in order) if several else ())
+    ordered, shown = tuple(slices[i][0] for i in order), tuple(tree.shown(slices[i][1]) for i in order)
+    numbers = tuple(int(i) + 1 for i in order) if several else ()
+    origin = Series(ordered, shown, several, numbers)
     mm = spacing_of(tree.shown(slices[0][1]), first) if any(given(first, each) for each in _SPACINGS) else None
     apart, axis = (None, "") if places is None else (_apart(places[order], axes(first)[2]), plane(first))
     stack = np.stack([pixels[i] for i in order])
@@ -131,8 +136,8 @@ def _require_alike(tree: Source, name: str, frames: Sequence[Dataset], first: Da
     sizes = ("Rows", "Columns", "SamplesPerPixel")
     for frame in frames:
         alike = all(value_of(frame, key) == value_of(first, key) for key in sizes)
-        if not alike or not _is_spaced_as(frame, first):
-            what = f"differs from {of} in size, channels or spacing"
+        if not alike or not _is_spaced_as(frame, first) or scaled_by(frame) != scaled_by(first):
+            what = f"differs from {of} in size, channels or spacing, or has no units"
             raise BadFile(Problem(tree.shown(name), what, "Put each series into a folder of its own"))
 
 

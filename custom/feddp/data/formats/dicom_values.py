@@ -10,11 +10,16 @@ from pydicom.pixels.processing import apply_color_lut, apply_modality_lut
 from feddp.data.formats.attributes import given, number_of, text_of
 from feddp.data.formats.dicom import whole
 
+_SCALE = ("RescaleSlope", "RescaleIntercept")
 
-def in_units(dataset: Dataset, frames: Sequence[Dataset], stored: np.ndarray) -> np.ndarray:
+
+def in_units(file: Path, dataset: Dataset, frames: Sequence[Dataset], stored: np.ndarray) -> np.ndarray:
     """Returns stored values (F, H, W, ...) as uint8 if they are that, or as floating point numbers in the modality's units.
 
     Black is low, whatever the file's photometry.
+
+    Raises:
+        BadFile: the units are said in part. Names `file`.
     """
     photometry, stored = text_of(dataset, "PhotometricInterpretation"), _used_bits(dataset, stored)
     if photometry == "PALETTE COLOR":
@@ -25,8 +30,24 @@ def in_units(dataset: Dataset, frames: Sequence[Dataset], stored: np.ndarray) ->
     if photometry == "MONOCHROME1":  # white is the least value that BitsStored bits can hold
         white = -1 if stored.dtype.kind == "i" else (1 << int(dataset.BitsStored)) - 1
         stored = (white - stored.astype(np.int64)).astype(stored.dtype)
+    _require_rescale(file, frames)
     units = np.stack([apply_modality_lut(each, frame) for each, frame in zip(stored, frames, strict=True)])
     return stored if stored.dtype == np.uint8 and (units == stored).all() else units
+
+
+def scaled_by(frame: Dataset) -> tuple[str, ...]:
+    """Returns the attributes that say in which units a frame's values are; none if it has those of its device."""
+    return tuple(keyword for keyword in ("ModalityLUTSequence", *_SCALE) if given(frame, keyword))
+
+
+def _require_rescale(file: Path, frames: Sequence[Dataset]) -> None:
+    """Raises BadFile if a slope or an intercept is missing beside the other, or is no number; drops both if both are empty."""
+    for frame in frames:
+        said = set(scaled_by(frame)) & {*_SCALE}
+        for keyword in _SCALE if said else ():
+            number_of(file, frame, keyword)
+        for keyword in () if said else _SCALE:
+            frame.pop(keyword, None)
 
 
 def without_padding(file: Path, dataset: Dataset, stored: np.ndarray, values: np.ndarray) -> np.ndarray:
