@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from pydicom import Dataset
 
-from feddp.data.formats.attributes import items_of, number_of, numbers_of, text_of
+from feddp.data.formats.attributes import items_of, lacking, number_of, numbers_of, text_of
 from feddp.data.formats.dicom_series import EXPORT, Series, axes, place, spacing_of
 from feddp.data.formats.outlines import exclusive, reach, united
 from feddp.data.formats.scan import finite
@@ -81,7 +81,10 @@ def contour_maps(file: Path, dataset: Dataset, origin: Series, chosen: Mapping[i
     first = origin.slices[0]
     maps = np.zeros((classes, len(origin.slices), int(first.Rows), int(first.Columns)), bool)
     left, lost = CONTOUR_STEPS, []
-    for structure in items_of(dataset, "ROIContourSequence"):
+    structures = items_of(dataset, "ROIContourSequence")
+    if not structures:  # there is one, perhaps without contours, even if nothing is drawn
+        raise lacking(file, dataset, "ROIContourSequence")
+    for structure in structures:
         number = int(number_of(file, structure, "ReferencedROINumber"))
         if number not in chosen:
             continue

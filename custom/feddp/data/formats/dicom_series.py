@@ -137,7 +137,7 @@ def _require_alike(tree: Source, name: str, frames: Sequence[Dataset], first: Da
     for frame in frames:
         alike = all(value_of(frame, key) == value_of(first, key) for key in sizes)
         if not alike or not _is_spaced_as(frame, first) or scaled_by(frame) != scaled_by(first):
-            what = f"differs from {of} in size, channels or spacing, or has no units"
+            what = f"differs from {of} in size, channels or spacing, or in whether it has units"
             raise BadFile(Problem(tree.shown(name), what, "Put each series into a folder of its own"))
 
 

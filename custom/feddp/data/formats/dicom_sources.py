@@ -79,7 +79,7 @@ def _described(first: Dataset) -> Dataset:
 def _written(dataset: Dataset, tag: Any) -> DataElement | None:
     """Returns an element with its text decoded; None if it cannot be read, or not be written again."""
     try:
-        element = dataset[tag]
+        element: DataElement = dataset[tag]
         if element.VR in _PRINTED and element.value is not None:
             values = element.value if element.VM > 1 else [element.value]
             element = DataElement(tag, element.VR, [str(value) for value in values] if element.VM > 1 else str(values[0]))

@@ -71,7 +71,8 @@ def eight_bits(pixels: np.ndarray, window: Window | None) -> np.ndarray:
     if low == high:
         return np.zeros(pixels.shape, np.uint8)
     scaled: np.ndarray = np.rint((pixels.astype(np.float32) - low) / (high - low) * 255).clip(0, 255)
-    return np.nan_to_num(scaled, copy=False).astype(np.uint8)
+    shown: np.ndarray = np.nan_to_num(scaled, copy=False).astype(np.uint8)
+    return shown
 
 
 def in_channels(pixels: np.ndarray, channels: int, convert: bool) -> np.ndarray | None:

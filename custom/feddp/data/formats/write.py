@@ -88,7 +88,8 @@ def _segmentation(scan: Scan, maps: np.ndarray, classes: Sequence[str]) -> Any:
         for number, name in enumerate(classes, 1)
     ]
     origin = scan.origin
-    first, thickness, placed = origin.slices[0], thickness_of(origin.slices, scan.apart), {}
+    first, thickness = origin.slices[0], thickness_of(origin.slices, scan.apart)
+    placed: dict[str, Any] = {}
     if is_placed(first):
         row, column, _ = axes(first)
         placed["plane_orientation"] = PlaneOrientationSequence("PATIENT", [*row, *column])
