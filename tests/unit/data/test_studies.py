@@ -76,6 +76,19 @@ def test_a_localizer_of_the_same_series_is_left_out_too(tmp_path):
     assert list(found.notes) == [f"left out, as localizer: {tmp_path.name}/ct/a.dcm"]
 
 
+@pytest.mark.parametrize(
+    ("words", "left"), [("t1_LOCALIZER_3plane", True), ("Topogram 0.6", True), ("localised tumour", False)]
+)
+def test_a_localizer_is_also_known_by_its_description(tmp_path, words, left):
+    """MR scanners do not say it elsewhere."""
+    images = series(tmp_path / "ct")
+    for image in series(tmp_path / "scout", slices=1):
+        image.StudyInstanceUID, image.SeriesDescription = images[0].StudyInstanceUID, words
+        image.save_as(tmp_path / "scout/1.dcm", enforce_file_format=True)
+    notes = list(find(Source(tmp_path), tmp_path.name).notes)
+    assert notes == ([f"left out, as localizer: {tmp_path.name}/scout/1.dcm"] if left else [])
+
+
 @pytest.mark.parametrize("kind", ["Secondary Capture", "localizer", "RT Image"])
 def test_where_there_is_nothing_else_these_are_the_images(tmp_path, kind):
     images = series(tmp_path / "other", slices=1)
