@@ -21,7 +21,7 @@ VOLUME_TAIL = MIB  # bytes of a NIfTI file after the last voxel; they are not re
 # DICOM: a CT slice has 0.5 MiB, a mammograph 30; a segmentation of 256 slices and 5 classes 42 MiB, contours 1 to 20 MiB
 DICOM_BYTES = 160 * MIB  # bytes of a DICOM file; it is also read as a whole
 HEAD_BYTES = 32 * MIB  # bytes of a DICOM file before its pixels, all those of an RTSTRUCT: each takes up to 40 in memory
-CONTOUR_STEPS = 2 * 10**11  # corners of contours times pixels around them: a body on 300 slices takes 10**11, five minutes
+CONTOUR_STEPS = 2 * 10**10  # pixels, edges and pairs of corners of contours: a body on 300 slices takes 10**9; minutes
 STRUCTURES = 255  # structures of a segmentation that are classes; each is read over the whole volume
 SERIES_BYTES = 512 * MIB  # bytes of the files of a DICOM series
 SERIES_FILES = 4096  # files of a DICOM series, or frames of one file: each frame takes 1.3 KB in memory and 0.4 ms

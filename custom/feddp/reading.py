@@ -23,8 +23,15 @@ PLAIN_NAME = "at most 64 letters A to Z, digits, spaces and '_', '.', '+', '-', 
 _LARGEST = 2**53  # of a number that leaves a site (`feddp.protocol`)
 _BLANKS = re.compile("[\t\n\r]+")
 # what a damaged file makes of a reader's own variables: no words of these help whoever gave the file
-_INNER = (AttributeError, TypeError, LookupError, NameError, AssertionError, ArithmeticError, RecursionError, struct.error)
-_OF_PYTHON = re.compile(r"object has no|NoneType|=(True|False|None)\b|<[A-Za-z_]|__|\w\(\)|\bb['\"]\\|numpy|dtype|tuple")
+# what only who knows the code understands: kinds of errors, and words in the texts of others
+_INNER = (
+    *(AttributeError, TypeError, LookupError, NameError, AssertionError, ArithmeticError),
+    *(RecursionError, NotImplementedError, struct.error),
+)
+_OF_PYTHON = re.compile(
+    r"object|None|=(True|False)\b|<[A-Za-z_]|__|\w\(\)|\w=|\bb['\"]|'b'|numpy|dtype|tuple|ufunc|operand|literal|float:"
+    r"|argument|array|unpack|buffer|attribute"
+)
 _REASONS = {errno.ELOOP: "is a loop of links", errno.ENAMETOOLONG: "has too long a name"}
 
 
@@ -144,6 +151,8 @@ def one_line(text: str, most: int = 500) -> str:
 def told(error: Exception) -> str:
     """Returns what a library says of a file, in one line; its content is damaged where it speaks of Python alone."""
     text = " ".join(str(error).split())
+    if type(error).__name__ == "InvalidDicomError":
+        return "it does not begin as DICOM files do"
     if isinstance(error, UnicodeError):
         return "it is no text in UTF-8"
     if not text or isinstance(error, _INNER) or _OF_PYTHON.search(text):

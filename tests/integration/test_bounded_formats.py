@@ -110,7 +110,7 @@ def test_a_seg_of_another_series_is_named(folder):
     scan = read_series(Source(folder), [f"set/images/{n}.dcm" for n in range(1, 5)])
     empty = Dataset()
     empty.Modality, empty.SeriesInstanceUID = "SEG", generate_uid()
-    with pytest.raises(FedDPError, match="x.dcm: does not fit its series, or is not readable"):
+    with pytest.raises(FedDPError, match="x.dcm: has no structure of the classes; it has: none"):
         class_maps(Path("x.dcm"), empty, scan.origin, ["lesion"])
     assert images
 
@@ -276,19 +276,19 @@ def test_the_frames_of_a_file_have_the_limit_of_a_series_of_files(folder, monkey
 
 
 def test_corners_and_structures_have_a_limit(folder, monkeypatch):
-    """Five corners around at most 5 x 5 pixels are 125 steps."""
+    """5 x 5 pixels, and five edges in at most 5 rows and 5 columns each: 25 + 5 · (5 + 5) = 75 steps."""
     images = series(folder / "images")
     contours(folder / "masks/a.dcm", images, [(0, [(1, 1), (1, 3), (1, 5), (5, 5), (5, 1)])])
     tree = Source(folder)
     scan, dataset = read_series(tree, [f"set/images/{n}.dcm" for n in range(1, 5)]), load(tree, "set/masks/a.dcm")
-    limits = "feddp.data.formats.dicom_masks"
-    for name, most in (("CONTOUR_STEPS", 125), ("STRUCTURES", 1)):
-        monkeypatch.setattr(f"{limits}.{name}", most)
+    for module, name, most in (("contours", "CONTOUR_STEPS", 75), ("masks", "STRUCTURES", 1)):
+        limit = f"feddp.data.formats.dicom_{module}.{name}"
+        monkeypatch.setattr(limit, most)
         assert class_maps(Path("a.dcm"), dataset, scan.origin, ["lesion"]).any()
-        monkeypatch.setattr(f"{limits}.{name}", most - 1)
+        monkeypatch.setattr(limit, most - 1)
         with pytest.raises(FedDPError, match="too many corners|has 1 structures of the classes; the limit is 0"):
             class_maps(Path("a.dcm"), dataset, scan.origin, ["lesion"])
-        monkeypatch.setattr(f"{limits}.{name}", most)
+        monkeypatch.setattr(limit, most)
 
 
 def test_names_of_deep_folders_have_room_for_what_follows(folder):

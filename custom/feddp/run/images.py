@@ -102,6 +102,7 @@ class InputImages:
         self._tree, self._channels, self._reading = Source(_checked(folder)), channels, reading
         found = find(self._tree, folder.resolve().name)
         self.entries, self.refused = found.entries, [str(error) for error in found.refused]
+        self._asides = tuple(found.notes)
         self._beside = [name for name in found.others if is_beside(name)]
         remedy = "Convert it to PNG, TIFF, NIfTI or DICOM, or leave it out"
         self.refused += [
@@ -111,13 +112,18 @@ class InputImages:
         ]
         self._doubts: dict[str, list[str]] = defaultdict(list)  # the images of each
         if not self.entries and not self.refused:
-            raise InputError(f"{folder} holds no image; name a folder with images, such as a site's images/")
+            left_out = "".join(f" ({note})" for note in self._asides)
+            raise InputError(f"{folder} holds no image{left_out}; name a folder with images, such as a site's images/")
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """What speaks against the images that were read, one line for all of which the same is true; and what was left out."""
         left_out = [f"left out, as no images: {some(sorted(self._beside), 3)}"] if self._beside else []
-        return (*(f"{len(names)} of the images, {names[0]} first: {text}" for text, names in self._doubts.items()), *left_out)
+        return (
+            *(f"{len(names)} of the images, {names[0]} first: {text}" for text, names in self._doubts.items()),
+            *left_out,
+            *self._asides,
+        )
 
     def require(self, format: str, kinds: tuple[str, ...]) -> None:
         """Raises InputError if an image is of none of `kinds`, which alone can have masks in `format`, or two have one mask."""

@@ -10,7 +10,8 @@ import pytest
 from pydicom import Dataset, dcmread
 
 from feddp.data.formats.dicom import load
-from feddp.data.formats.dicom_masks import class_maps, series_of
+from feddp.data.formats.dicom_masks import class_maps
+from feddp.data.formats.dicom_references import references_of
 from feddp.data.formats.find import find
 from feddp.data.formats.write import write_seg
 from feddp.data.prepare.source import Source
@@ -18,7 +19,7 @@ from feddp.errors import FedDPError
 from support.scans import APART, SHAPE, SPACING, contours, enhanced, series, square
 
 BOX = [(3.5, 5.5), (3.5, 19.5), (11.5, 19.5), (11.5, 5.5)]  # around the centres of rows 4 to 11 and columns 6 to 19
-HOLE = [(5.5, 7.5), (5.5, 11.5), (8.5, 11.5), (8.5, 7.5)]  # rows 6 to 8, columns 8 to 11
+HOLE = [(8.5, 7.5), (8.5, 11.5), (5.5, 11.5), (5.5, 7.5)]  # rows 6 to 8, columns 8 to 11; drawn in the other direction
 
 
 def turned(degrees):
@@ -281,7 +282,7 @@ def test_a_seg_belongs_to_the_series_on_which_it_was_drawn(tmp_path):
         item.ReferencedSOPClassUID, item.ReferencedSOPInstanceUID = image.SOPClassUID, image.SOPInstanceUID
     made.ReferencedSeriesSequence.append(listed)
     made.save_as(file)
-    assert series_of(Source(tmp_path), f"{tmp_path.name}/m.dcm") == {first[0].SeriesInstanceUID}
+    assert references_of(Source(tmp_path), f"{tmp_path.name}/m.dcm").series == {first[0].SeriesInstanceUID}
     assert (mask(tmp_path) == boxes(*((n, *square(n)) for n in range(4)))).all()
     shutil.rmtree(tmp_path / "s")
     (tmp_path / "t2").rename(tmp_path / "s")
@@ -295,14 +296,14 @@ def test_a_seg_that_does_not_say_which_images_are_of_which_series_counts_for_all
     made = dcmread(file)
     del made.ReferencedSeriesSequence[0].ReferencedInstanceSequence
     made.save_as(file)
-    assert series_of(Source(tmp_path), f"{tmp_path.name}/m.dcm") == {images[0].SeriesInstanceUID}
+    assert references_of(Source(tmp_path), f"{tmp_path.name}/m.dcm").series == {images[0].SeriesInstanceUID}
 
 
 def test_a_seg_of_a_series_on_which_nothing_is_drawn_is_an_empty_mask(tmp_path):
     """Its frames are empty, or belong to a segment that is no class."""
     images = series(tmp_path / "s")
     segmented(tmp_path, above=1e6)
-    assert series_of(Source(tmp_path), f"{tmp_path.name}/m.dcm") == {images[0].SeriesInstanceUID}
+    assert references_of(Source(tmp_path), f"{tmp_path.name}/m.dcm").series == {images[0].SeriesInstanceUID}
     assert not mask(tmp_path).any()
     made = dcmread(segmented(tmp_path))
     made.SegmentSequence.append(deepcopy(made.SegmentSequence[0]))

@@ -14,7 +14,6 @@ from pydicom.uid import DeflatedExplicitVRLittleEndian
 
 from feddp.data.check import check
 from feddp.data.folder import SiteFolder
-from feddp.data.formats.dicom_masks import filled
 from feddp.data.formats.pictures import read_labels, read_picture
 from feddp.data.preparation import Preparation
 from feddp.data.prepare.source import Source
@@ -680,14 +679,6 @@ def segmentation(folder, images):
     made = Segmentation(images, pixels, "BINARY", described, generate_uid(), 9, generate_uid(), 1, "m", "m", "1", "1")
     folder.mkdir(parents=True)
     made.save_as(folder / "1.2.3")  # without an ending
-
-
-def test_a_contour_is_filled_where_pixel_centres_lie_inside_it():
-    """A square from 1.5 to 4.5 holds the centres 2, 3 and 4 in both directions; a triangle holds what is below its diagonal."""
-    mask = filled(np.array([(1.5, 1.5), (1.5, 4.5), (4.5, 4.5), (4.5, 1.5)]), (6, 7))
-    assert np.argwhere(mask).tolist() == [[r, c] for r in (2, 3, 4) for c in (2, 3, 4)]
-    triangle = filled(np.array([(-0.9, -0.5), (2.6, -0.5), (2.6, 3.0)]), (3, 3))  # its diagonal: column = row + 0.4
-    assert triangle.astype(int).tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
 
 
 def test_a_structure_of_another_name_is_named(refused, tmp_path):

@@ -1,6 +1,7 @@
 """Reads DICOM files, and their headers, which group them into series."""
 
 import io
+import math
 from dataclasses import dataclass
 
 from pydicom import Dataset
@@ -8,24 +9,38 @@ from pydicom.filereader import read_dataset, read_partial, read_preamble
 from pydicom.tag import BaseTag
 from pydicom.uid import DeflatedExplicitVRLittleEndian
 
+from feddp.data.formats.attributes import text_of, value_of
+from feddp.data.formats.dicom_kinds import aside_kind, mask_kind, other_kind
 from feddp.data.formats.guarded import guarded
 from feddp.data.prepare.source import Source
 from feddp.errors import BadFile, Problem
 from feddp.limits import DICOM_BYTES, HEAD_BYTES
 from feddp.reading import amount
 
-SEG, CONTOURS = "SEG", "RTSTRUCT"  # modalities that hold masks
 _SYNTAX, _META, _PIXELS = 0x00020010, 2, 0x7FE0  # an element, and groups
 BROKEN = "is not a readable DICOM file"
 
 
 @dataclass(frozen=True)
 class Header:
-    """What groups the files of a source into series."""
+    """What groups the files of a source into series.
+
+    Args:
+        series, study, image, frame: the UIDs of its series, study, image and frame of reference.
+        masks: whether it holds masks of another series.
+        other: what it is if it holds no image, such as a plan; "" of images.
+        aside: what it is if it accompanies other images of its study, such as a localizer; "" of others.
+        number, instance, frames: of the series in the study, of the image in the series, in the image.
+    """
 
     name: str
     series: str
-    modality: str
+    study: str
+    image: str
+    frame: str
+    masks: bool
+    other: str
+    aside: str
     patient: str
     number: int
     instance: int
@@ -41,11 +56,22 @@ def read_header(tree: Source, name: str) -> Header:
     """Returns what a file says of its series; raises InputError if it is not DICOM. Names the file."""
     dataset = load(tree, name, pixels=False)
     with guarded(tree.shown(name), BROKEN):  # pydicom decodes an element when it is asked for
-        series = str(dataset.get("SeriesInstanceUID") or "")
-        if not series:
+        other = other_kind(dataset)
+        series = text_of(dataset, "SeriesInstanceUID")
+        if not series and not other:
             raise BadFile(Problem(tree.shown(name), "has no SeriesInstanceUID", "Export the series again"))
-        numbers = (whole(dataset, key) for key in ("SeriesNumber", "InstanceNumber", "NumberOfFrames"))
-        return Header(name, series, str(dataset.get("Modality") or ""), str(dataset.get("PatientID") or ""), *numbers)
+        return Header(
+            name,
+            series,
+            text_of(dataset, "StudyInstanceUID"),
+            text_of(dataset, "SOPInstanceUID"),
+            text_of(dataset, "FrameOfReferenceUID"),
+            mask_kind(dataset) != "",
+            other,
+            aside_kind(dataset),
+            text_of(dataset, "PatientID"),
+            *(whole(dataset, key) for key in ("SeriesNumber", "InstanceNumber", "NumberOfFrames")),
+        )
 
 
 def load(tree: Source, name: str, pixels: bool = True) -> Dataset:
@@ -83,5 +109,5 @@ def parsed(tree: Source, name: str, content: bytes, pixels: bool = True) -> Data
 
 def whole(dataset: Dataset, key: str) -> int:
     """Returns a whole number; 0 if it is missing or no number."""
-    value = dataset.get(key)
-    return int(value) if isinstance(value, int | float) else 0
+    value = value_of(dataset, key)
+    return int(value) if isinstance(value, int | float) and math.isfinite(value) else 0

@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 from pydicom import Dataset
 from pydicom.encaps import generate_frames
-from pydicom.pixels.processing import apply_color_lut, apply_modality_lut
 from pydicom.pixels.utils import pixel_array
 from pydicom.uid import RLELossless
 
+from feddp.data.formats.attributes import lacking, value_of
 from feddp.data.formats.dicom import whole
+from feddp.data.formats.dicom_values import in_units, without_padding
 from feddp.data.formats.guarded import guarded
 from feddp.data.formats.scan import finite
 from feddp.data.formats.unpacked import require_rle
@@ -23,6 +24,7 @@ _OF_ALL = (
     *("Rows", "Columns", "SamplesPerPixel", "SOPInstanceUID", "SeriesInstanceUID", "PixelSpacing", "ImagerPixelSpacing"),
     *("RescaleSlope", "RescaleIntercept", "ModalityLUTSequence"),  # a functional group replaces them
 )
+_OF_PIXELS = ("SamplesPerPixel", "PhotometricInterpretation", "BitsAllocated", "BitsStored", "PixelRepresentation")
 # of the files of one image per frame, what an enhanced file has in these groups (PS3.3 C.7.6.16)
 _GROUPS = ("PlanePositionSequence", "PlaneOrientationSequence", "PixelMeasuresSequence", "PixelValueTransformationSequence")
 
@@ -32,8 +34,10 @@ def require_size(tree: Source, name: str, dataset: Dataset, files: int) -> None:
     rows, columns, frames = (whole(dataset, key) for key in ("Rows", "Columns", "NumberOfFrames"))
     samples, images = whole(dataset, "SamplesPerPixel") or 1, max(frames, files)
     wrong = ""
-    if "PixelData" not in dataset or rows < 1 or columns < 1:
+    if "PixelData" not in dataset:
         wrong, remedy = "holds no image", "Leave it out of the folder"
+    elif rows < 1 or columns < 1:
+        raise lacking(tree.shown(name), dataset, "Columns" if rows > 0 else "Rows")
     elif images > SERIES_FILES or rows * columns > IMAGE_PIXELS or (images > 1 and rows * columns * images > VOXELS):
         wrong, remedy = f"is one of {images} images of {columns} x {rows} pixels, too many", "Give fewer, or scale them down"
     elif samples not in (1, 3):
@@ -69,34 +73,23 @@ def _frame(dataset: Dataset, shared: Dataset, own: Dataset) -> Dataset:
 def values_of(tree: Source, name: str, dataset: Dataset, frames: Sequence[Dataset]) -> np.ndarray:
     """Returns the frames of a file (F, H, W), or (F, H, W, 3) in colour.
 
-    They are uint8 as stored, or float32 in the modality's units; black is low, whatever the file's photometry.
+    They are uint8 as stored, or float32 in the modality's units; black is low, whatever the file's photometry. Padding is 0 in
+    uint8 and NaN in float32.
     """
     with guarded(tree.shown(name), "has no readable pixels"):
-        _require_packed(tree.shown(name), dataset)
-        values = _in_units(dataset, frames)
+        if lost := [keyword for keyword in _OF_PIXELS if value_of(dataset, keyword) is None]:
+            raise lacking(tree.shown(name), dataset, lost[0])
+        require_packed(tree.shown(name), dataset)
+        # of values as they are stored, `dicom_values` needs all bits: pydicom takes the lowest ones, whatever HighBit says
+        stored = pixel_array(dataset, correct_unused_bits=dataset.file_meta.TransferSyntaxUID.is_encapsulated)
+        stored = stored if whole(dataset, "NumberOfFrames") > 1 else stored[None]
+        values = in_units(tree.shown(name), dataset, frames, stored)
         if not finite(values):
             raise BadFile(Problem(tree.shown(name), "has values that are not finite, or huge", "Export the series again"))
-        return values if values.dtype == np.uint8 else values.astype(np.float32, copy=False)
+        return without_padding(tree.shown(name), dataset, stored, values)
 
 
-def _in_units(dataset: Dataset, frames: Sequence[Dataset]) -> np.ndarray:
-    stored = pixel_array(dataset)
-    if whole(dataset, "NumberOfFrames") < 2:
-        stored = stored[None]
-    photometry = dataset.get("PhotometricInterpretation")
-    if photometry == "PALETTE COLOR":
-        coloured = apply_color_lut(stored, dataset)
-        return coloured if coloured.dtype == np.uint8 else (coloured >> 8).astype(np.uint8)
-    if stored.ndim == 4:
-        return stored
-    if photometry == "MONOCHROME1":  # white is the least value that BitsStored bits can hold
-        white = -1 if stored.dtype.kind == "i" else (1 << int(dataset.BitsStored)) - 1
-        stored = (white - stored.astype(np.int64)).astype(stored.dtype)
-    units = np.stack([apply_modality_lut(each, frame) for each, frame in zip(stored, frames, strict=True)])
-    return stored if stored.dtype == np.uint8 and (units == stored).all() else units.astype(np.float32)
-
-
-def _require_packed(file: Path, dataset: Dataset) -> None:
+def require_packed(file: Path, dataset: Dataset) -> None:
     """Raises BadFile if a frame's compressed pixels ask for far more work or memory than its size."""
     syntax = dataset.file_meta.TransferSyntaxUID
     if not syntax.is_compressed:

@@ -2,12 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 from pydicom import Dataset
 
+from feddp.data.formats.attributes import given, items_of, numbers_of, text_of, value_of
 from feddp.data.formats.dicom import parsed
 from feddp.data.formats.dicom_frames import frames_of, require_size, values_of
+from feddp.data.formats.dicom_values import scaled_by
 from feddp.data.formats.guarded import guarded
 from feddp.data.formats.scan import Scan, finite, known
 from feddp.data.preparation import PLANES
@@ -16,6 +20,11 @@ from feddp.errors import BadFile, Problem
 from feddp.limits import DICOM_BYTES, SERIES_BYTES
 from feddp.reading import amount
 
+EXPORT = "Export it again for this series"
+# of one series: by how much directions (as parts of unit vectors) and spacings (relatively) may differ, as texts are rounded
+# in different places: 0.488281 mm beside 0.48828125. Over 500 pixels, that much is half a pixel
+ALIKE = 1e-3
+_SPACINGS = ("PixelSpacing", "ImagerPixelSpacing")
 EVEN = 0.1  # of the distance between slices: how far one may lie from its place; files round positions to tenths of mm
 UPRIGHT = 0.0175  # the sine of 1 degree: how far the line through the slices may lean from their normal
 ALONG = 0.87  # the cosine of 30 degrees: how far a slice may be turned out of a plane of the patient
@@ -27,16 +36,40 @@ class Series:
 
     Args:
         slices: of files of one image, the files' data sets.
+        files: the file of each slice, as errors name it.
         file: the file of several frames, of which the slices are the frames `numbers`, from 1.
     """
 
     slices: tuple[Dataset, ...]
+    files: tuple[Path, ...]
     file: Dataset | None = None
     numbers: tuple[int, ...] = ()
 
-    def as_in_files(self, maps: np.ndarray) -> tuple[Sequence[Dataset], np.ndarray]:
-        """Returns the series' files, and maps (S, ...) of its slices in the order of the files or of the one file's frames."""
-        return (self.slices, maps) if self.file is None else ([self.file], maps[np.argsort(self.numbers)])
+    @cached_property
+    def uids(self) -> frozenset[str]:
+        """The UIDs of its images."""
+        return frozenset(text_of(each, "SOPInstanceUID") for each in self.slices) - {""}
+
+    @property
+    def series(self) -> str:
+        """Its UID."""
+        return text_of(self.slices[0], "SeriesInstanceUID")
+
+    def is_source(self, number: int, frame: Dataset) -> bool:
+        """Whether a frame of a SEG refers to the slice of this index."""
+        uid = text_of(self.slices[number], "SOPInstanceUID")
+        sources = [
+            each for item in items_of(frame, "DerivationImageSequence") for each in items_of(item, "SourceImageSequence")
+        ]
+        own = [each for each in sources if text_of(each, "ReferencedSOPInstanceUID") == uid]
+        if not self.numbers:
+            return bool(own)
+        listed = [value_of(each, "ReferencedFrameNumber") for each in own]  # without one, it refers to all frames
+        return any(value is None or self.numbers[number] in np.atleast_1d(value) for value in listed)
+
+    def as_in_files(self, maps: np.ndarray) -> np.ndarray:
+        """Returns maps (S, ...) of its slices in the order of the files, or of the frames of the one file."""
+        return maps if self.file is None else maps[np.argsort(self.numbers)]
 
 
 def read_series(tree: Source, names: Sequence[str]) -> Scan:
@@ -69,6 +102,8 @@ def _series(tree: Source, files: list[tuple[Dataset, str]]) -> Scan:
         if frames[0] is not dataset and len(files) > 1:
             what = f"is an enhanced file, and one of {len(files)} of its series"
             raise BadFile(Problem(tree.shown(name), what, "Put it into a folder of its own"))
+        for frame in frames:
+            _require_readable(tree.shown(name), frame)
         slices += [(frame, name) for frame in frames]
         _require_alike(tree, name, frames, *slices[0])
         pixels += list(values_of(tree, name, dataset, frames))
@@ -76,19 +111,60 @@ def _series(tree: Source, files: list[tuple[Dataset, str]]) -> Scan:
     places = _places(tree, slices)
     order = np.arange(len(slices)) if places is None else _order(tree, slices, places)
     several = files[0][0] if first is not files[0][0] else None
-    origin = Series(tuple(slices[i][0] for i in order), several, tuple(int(i) + 1 for i in order) if several else ())
-    spacing = first.get("PixelSpacing") or first.get("ImagerPixelSpacing")
-    mm = (float(spacing[0]), float(spacing[1])) if spacing is not None and len(spacing) == 2 else None
+    ordered, shown = tuple(slices[i][0] for i in order), tuple(tree.shown(slices[i][1]) for i in order)
+    numbers = tuple(int(i) + 1 for i in order) if several else ()
+    origin = Series(ordered, shown, several, numbers)
+    mm = spacing_of(tree.shown(slices[0][1]), first) if any(given(first, each) for each in _SPACINGS) else None
     apart, axis = (None, "") if places is None else (_apart(places[order], axes(first)[2]), plane(first))
     stack = np.stack([pixels[i] for i in order])
     return Scan(stack, mm if mm and known(*mm) else None, apart, places is not None, axis, origin)
 
 
+def _require_readable(file: Path, frame: Dataset) -> None:
+    """Raises BadFile if what says where a slice lies, or how large its pixels are, is not what DICOM allows. Names `file`."""
+    if any(given(frame, keyword) for keyword in _SPACINGS):
+        spacing_of(file, frame)
+    if not is_placed(frame):
+        return
+    numbers_of(file, frame, "ImagePositionPatient", 3)
+    row, column = numbers_of(file, frame, "ImageOrientationPatient", 6).reshape(2, 3)
+    if not np.allclose([row @ row, column @ column, row @ column], [1, 1, 0], atol=10 * ALIKE):
+        raise BadFile(Problem(file, "has an ImageOrientationPatient that is no pair of perpendicular directions", EXPORT))
+
+
 def _require_alike(tree: Source, name: str, frames: Sequence[Dataset], first: Dataset, of: str) -> None:
-    keys = ("Rows", "Columns", "SamplesPerPixel", "PixelSpacing")
-    if any(frame.get(key) != first.get(key) for frame in frames for key in keys):
-        what = f"differs from {of} in size, channels or spacing"
-        raise BadFile(Problem(tree.shown(name), what, "Put each series into a folder of its own"))
+    sizes = ("Rows", "Columns", "SamplesPerPixel")
+    for frame in frames:
+        alike = all(value_of(frame, key) == value_of(first, key) for key in sizes)
+        if not alike or not _is_spaced_as(frame, first) or scaled_by(frame) != scaled_by(first):
+            what = f"differs from {of} in size, channels or spacing, or in whether it has units"
+            raise BadFile(Problem(tree.shown(name), what, "Put each series into a folder of its own"))
+
+
+def _is_spaced_as(frame: Dataset, first: Dataset) -> bool:
+    own, other = value_of(frame, "PixelSpacing"), value_of(first, "PixelSpacing")
+    if own is None or other is None:
+        return own is other
+    return bool(np.allclose(np.array(own, float), np.array(other, float), rtol=ALIKE, atol=0))
+
+
+def spacing_of(file: Path, dataset: Dataset) -> tuple[float, float]:
+    """Returns the millimetres between rows and between columns; raises BadFile if they are not said. Names `file`."""
+    keyword = next((each for each in _SPACINGS if given(dataset, each)), _SPACINGS[0])
+    down, across = numbers_of(file, dataset, keyword, 2)
+    if not min(down, across) > 0:
+        raise BadFile(Problem(file, f"has a {keyword} of {down:g} and {across:g} mm", EXPORT))
+    return float(down), float(across)
+
+
+def is_placed(dataset: Dataset) -> bool:
+    """Whether a slice says where in the patient it lies."""
+    return given(dataset, "ImagePositionPatient") and given(dataset, "ImageOrientationPatient")
+
+
+def is_turned(dataset: Dataset, first: Dataset) -> bool:
+    """Whether a slice lies in another plane than the first one."""
+    return bool(np.abs(np.subtract(axes(dataset), axes(first))).max() > ALIKE)
 
 
 def axes(dataset: Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -110,9 +186,9 @@ def plane(dataset: Dataset) -> str:
 
 def _places(tree: Source, slices: Sequence[tuple[Dataset, str]]) -> np.ndarray | None:
     """Returns the slices' places (S, 3); None if one of them does not say where it lies."""
-    if any("ImagePositionPatient" not in d or "ImageOrientationPatient" not in d for d, _ in slices):
+    if not all(is_placed(d) for d, _ in slices):
         return None
-    turned = [np.abs(np.subtract(axes(d), axes(slices[0][0]))).max() > 1e-3 for d, _ in slices]
+    turned = [is_turned(d, slices[0][0]) for d, _ in slices]
     if any(turned):
         what = f"lies in another plane than {slices[0][1]}"
         raise BadFile(Problem(tree.shown(slices[turned.index(True)][1]), what, "Leave localizers out of the folder"))

@@ -1,7 +1,7 @@
 """Finds the pictures, volumes and series below a folder of a source."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import PurePosixPath
@@ -12,6 +12,7 @@ from feddp.data.prepare.source import IMAGES, Source
 from feddp.data.progress import track
 from feddp.errors import FedDPError, InputError
 from feddp.limits import FILE_NAME, SERIES_FILES
+from feddp.partition import some
 
 PICTURE, NIFTI, DICOM = "picture", "nifti", "dicom"
 VOLUMES = (".nii", ".nii.gz")
@@ -35,7 +36,8 @@ class FoundImage:
         name: its path below the folder, without ending and with _ for /, which is the name of its image or images.
         files: one file, or those of the series.
         patient: the PatientID of a series, else the first folder of its path, else its name.
-        series: the UID of a series.
+        series, frame: the UIDs of a series and of its frame of reference.
+        images: the UIDs of a series' images.
     """
 
     name: str
@@ -43,6 +45,8 @@ class FoundImage:
     files: tuple[str, ...]
     patient: str
     series: str = ""
+    frame: str = ""
+    images: frozenset[str] = frozenset()
 
     def read(self, tree: Source, axis: str) -> Scan:
         """Returns the pixels; raises InputError if they cannot be read. `axis` is for NIfTI volumes."""
@@ -68,12 +72,20 @@ class Found:
         annotations: files that are DICOM SEG or RTSTRUCT.
         refused: what is wrong with the files that could not be listed.
         others: files of other kinds; of these, `is_beside` tells those that are no images.
+        asides: {what DICOM files are that hold no image, or one that only accompanies others of its study: these files}.
     """
 
     entries: list[FoundImage] = field(default_factory=list)
     annotations: list[str] = field(default_factory=list)
     refused: list[FedDPError] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
+    asides: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def notes(self) -> Iterator[str]:
+        """What is left out of `asides`, one line for each kind."""
+        for kind, names in sorted(self.asides.items()):
+            yield f"left out, as {kind}: {some(sorted(names), 3)}"
 
     def mask_of(self, entry: FoundImage) -> FoundImage | None:
         """Returns the picture or volume with the name of an image, or its name and one of MASKS; looked for in masks."""
@@ -149,24 +161,31 @@ def _kind(tree: Source, name: str, found: Found) -> str:
 
 def _group(tree: Source, folder: str, names: Iterable[str], found: Found) -> None:
     """Makes an entry of each series: named after its folder, and numbered where a folder holds several."""
-    from feddp.data.formats.dicom import CONTOURS, SEG, Header, read_header
+    from feddp.data.formats.dicom import Header, read_header
 
     names = list(names)
-    series: dict[tuple[str, str, str], list[Header]] = defaultdict(list)
+    series: dict[tuple[str, str, str, str], list[Header]] = defaultdict(list)
     for name in track(names, f"Reading {len(names)} DICOM headers"):
         try:
             header = read_header(tree, name)
         except FedDPError as error:
             found.refused.append(error)
             continue
-        if header.modality in (SEG, CONTOURS):
+        if header.other:
+            found.asides.setdefault(header.other, []).append(name)
+        elif header.masks:
             found.annotations.append(name)
         else:
             several = name if header.frames > 1 else ""  # a file of several frames is a series by itself
-            series[str(PurePosixPath(name).parent), header.series, several].append(header)
+            series[str(PurePosixPath(name).parent), header.series, several, header.aside].append(header)
+    studies = {each.study for (*_, aside), headers in series.items() if not aside for each in headers}
+    for key, headers in list(series.items()):
+        if key[-1] and headers[0].study in studies:
+            found.asides.setdefault(key[-1], []).extend(header.name for header in headers)
+            del series[key]
     count: dict[str, int] = defaultdict(int)
-    shared = {parent for parent, n in Counter(parent for parent, _, _ in series).items() if n > 1}
-    for (parent, uid, _), headers in sorted(series.items(), key=lambda item: (item[0][0], item[1][0].number, item[0][1:])):
+    shared = {parent for parent, n in Counter(parent for parent, *_ in series).items() if n > 1}
+    for (parent, uid, *_), headers in sorted(series.items(), key=lambda item: (item[0][0], item[1][0].number, item[0][1:])):
         if len(headers) > SERIES_FILES:
             found.refused.append(InputError(f"{tree.shown(parent)}: a series has more than {SERIES_FILES} files. Give fewer."))
             continue
@@ -175,7 +194,9 @@ def _group(tree: Source, folder: str, names: Iterable[str], found: Found) -> Non
         patient = _joined((headers[0].patient,)) or (parts[0] if parts else "series")
         count[parent] += 1
         plain = _joined(parts or (patient,)) + (f"_{count[parent]}" if parent in shared else "")
-        found.entries.append(FoundImage(plain, DICOM, tuple(header.name for header in headers), patient, uid))
+        images = frozenset(header.image for header in headers) - {""}
+        files = tuple(header.name for header in headers)
+        found.entries.append(FoundImage(plain, DICOM, files, patient, uid, headers[0].frame, images))
 
 
 def _require_distinct(entries: Iterable[FoundImage]) -> None:

@@ -27,7 +27,8 @@ class Scan:
     """A picture, or the slices of a volume.
 
     Args:
-        pixels: (S, H, W), or (S, H, W, 3) in colour; whole or floating point numbers. A picture has S = 1.
+        pixels: (S, H, W), or (S, H, W, 3) in colour; whole or floating point numbers. A picture has S = 1. NaN is padding, no
+            part of the image.
         mm: millimetres between rows and between columns, if known.
         apart: millimetres between slices, if known.
         volume: whether it is a volume, though it may have a single slice.
@@ -55,20 +56,25 @@ def finite(values: np.ndarray) -> bool:
 
 
 def eight_bits(pixels: np.ndarray, window: Window | None) -> np.ndarray:
-    """Returns values as uint8: 8-bit values as they are, others from `window`.
+    """Returns values as uint8: 8-bit values as they are, others from `window`. Padding (NaN) becomes 0, and counts for nothing.
 
     Without a window, the least value becomes 0 and the 99th percentile of the whole array 255. If these are equal, the largest
     value becomes 255; an array without contrast becomes 0.
     """
     if pixels.dtype == np.uint8 and window is None:
         return pixels
-    low, high = window if window else (float(pixels.min()), float(np.quantile(pixels, BRIGHT)))
+    padding = np.isnan(pixels)
+    values = pixels[~padding] if padding.any() else pixels
+    if not values.size:
+        return np.zeros(pixels.shape, np.uint8)
+    low, high = window if window else (float(values.min()), float(np.quantile(values, BRIGHT)))
     if low == high:
-        high = float(pixels.max())
+        high = float(values.max())
     if low == high:
         return np.zeros(pixels.shape, np.uint8)
     scaled: np.ndarray = np.rint((pixels.astype(np.float32) - low) / (high - low) * 255).clip(0, 255)
-    return scaled.astype(np.uint8)
+    shown: np.ndarray = np.nan_to_num(scaled, copy=False).astype(np.uint8)
+    return shown
 
 
 def in_channels(pixels: np.ndarray, channels: int, convert: bool) -> np.ndarray | None:

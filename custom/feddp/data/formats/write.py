@@ -59,19 +59,21 @@ def write_seg(folder: Path, entry: FoundImage, scan: Scan, mask: np.ndarray, cla
     file = folder / f"{entry.name}.dcm"
     values = np.arange(1, len(classes) + 1)
     maps = mask[..., None] >= values if labels == "nested" else mask[..., None] == values  # (S, H, W, C)
-    with guarded(Path(entry.files[0]), "cannot have a DICOM SEG", "Use --format png"):
-        source, arranged = scan.origin.as_in_files(maps.astype(np.uint8))
-        made = _segmentation(source, arranged, classes)
-    made.save_as(file)
+    with guarded(scan.origin.files[0], "cannot have a DICOM SEG", "Use --format png"):
+        made = _segmentation(scan, scan.origin.as_in_files(maps.astype(np.uint8)), classes)
+        made.save_as(file)
     return [file]
 
 
-def _segmentation(slices: Sequence[Any], maps: np.ndarray, classes: Sequence[str]) -> Any:
-    from highdicom import AlgorithmIdentificationSequence
+def _segmentation(scan: Scan, maps: np.ndarray, classes: Sequence[str]) -> Any:
+    from highdicom import AlgorithmIdentificationSequence, PixelMeasuresSequence, PlaneOrientationSequence
     from highdicom.seg import Segmentation, SegmentDescription
     from pydicom.sr.codedict import codes
     from pydicom.sr.coding import Code
     from pydicom.uid import generate_uid
+
+    from feddp.data.formats.dicom_series import axes, is_placed, spacing_of
+    from feddp.data.formats.dicom_sources import CHARACTERS, sources_of, thickness_of
 
     algorithm = AlgorithmIdentificationSequence(MAKER, codes.DCM.ArtificialIntelligence, VERSION)
     described = [
@@ -85,8 +87,15 @@ def _segmentation(slices: Sequence[Any], maps: np.ndarray, classes: Sequence[str
         )
         for number, name in enumerate(classes, 1)
     ]
+    origin = scan.origin
+    first, thickness = origin.slices[0], thickness_of(origin.slices, scan.apart)
+    placed: dict[str, Any] = {}
+    if is_placed(first):
+        row, column, _ = axes(first)
+        placed["plane_orientation"] = PlaneOrientationSequence("PATIENT", [*row, *column])
+        placed["pixel_measures"] = PixelMeasuresSequence(spacing_of(origin.files[0], first), thickness)
     return Segmentation(
-        source_images=slices,
+        source_images=sources_of(origin, thickness),
         pixel_array=maps,
         segmentation_type="BINARY",
         segment_descriptions=described,
@@ -99,6 +108,8 @@ def _segmentation(slices: Sequence[Any], maps: np.ndarray, classes: Sequence[str
         manufacturer_model_name=MAKER,
         software_versions=VERSION,
         device_serial_number="0",
+        specific_character_set=CHARACTERS,
+        **placed,
     )
 
 

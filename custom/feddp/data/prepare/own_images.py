@@ -220,6 +220,8 @@ class Seen:
 def _notes(site: SourceSite, given: bool) -> Iterator[str]:
     if others := [*site.images.others, *site.masks.others]:
         yield f"left out, as neither images nor masks: {some(sorted(others), 3)}"
+    yield from site.images.notes
+    yield from site.masks.notes
     if site.unused:
         yield f"{len(site.unused)} file(s) in masks/ are of no image, {site.unused[0]} first"
     if not given and all(entry.kind != DICOM and entry.patient == entry.name for entry in site.images.entries):

@@ -1,6 +1,6 @@
 """The masks of your own images: which file or files belong to an image, and their values as classes."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,10 +24,10 @@ def truths_of(tree: Source, images: Found, masks: Found, classes: Sequence[str])
         InputError: images have no mask or lack those of some classes, or a series has several masks.
     """
     truths: dict[str, tuple[str, ...]] = {}
-    annotations = _annotations(tree, [*masks.annotations, *images.annotations])
+    annotations, unplaced = _annotations(tree, [*masks.annotations, *images.annotations], images.entries)
     for entry in images.entries:
         if entry.kind == DICOM:
-            listed = annotations.get(entry.series, [])
+            listed = annotations.get(entry.name, [])
             if len(listed) > 1:
                 raise InputError(f"{tree.path}: {some(listed, 3)} are masks of one series. Keep one of them.")
             truths[entry.name] = tuple(listed)
@@ -37,9 +37,12 @@ def truths_of(tree: Source, images: Found, masks: Found, classes: Sequence[str])
             truths[entry.name] = _by_class(tree, masks, entry, classes)
     if lost := [entry for entry in images.entries if not truths[entry.name]]:
         remedy = "a SEG or RTSTRUCT that refers to the series" if lost[0].kind == DICOM else "masks of the same names"
-        raise InputError(f"{tree.path}: {len(lost)} image(s) have no mask, {lost[0].files[0]} first. Add {remedy}.")
+        what = f"{len(lost)} image(s) have no mask, {lost[0].files[0]} first"
+        causes = "".join(f"; {name} {why}" for name, why in [*unplaced.items()][:3])
+        raise InputError(f"{tree.path}: {what}{causes}. Add {remedy}.")
     used = {file for files in truths.values() for file in files}
-    return truths, [file for entry in masks.entries for file in entry.files if file not in used]
+    unused = [file for entry in masks.entries for file in entry.files if file not in used]
+    return truths, [*unused, *unplaced]
 
 
 def _by_class(tree: Source, masks: Found, entry: FoundImage, classes: Sequence[str]) -> tuple[str, ...]:
@@ -52,15 +55,23 @@ def _by_class(tree: Source, masks: Found, entry: FoundImage, classes: Sequence[s
     return files
 
 
-def _annotations(tree: Source, names: Iterable[str]) -> dict[str, list[str]]:
-    """Returns {series: the files of masks that refer to it}."""
+def _annotations(
+    tree: Source, names: Sequence[str], entries: Sequence[FoundImage]
+) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Returns {series' name: the files of masks that belong to it}, and {file that belongs to none: why}."""
     found: dict[str, list[str]] = {}
+    unplaced: dict[str, str] = {}
+    series = [entry for entry in entries if entry.kind == DICOM]
     for name in names:
-        from feddp.data.formats.dicom_masks import series_of
+        from feddp.data.formats.dicom_references import references_of
 
-        for series in series_of(tree, name):
-            found.setdefault(series, []).append(name)
-    return found
+        references = references_of(tree, name)
+        own = references.of(series)
+        for entry in own:
+            found.setdefault(entry.name, []).append(name)
+        if not own:
+            unplaced[name] = "refers to no series" if references.none else "refers to none of these series"
+    return found, unplaced
 
 
 def mask_of(tree: Source, entry: FoundImage, scan: Scan, truths: Sequence[str], options: FolderOptions) -> np.ndarray:

@@ -1,0 +1,185 @@
+"""Masks of a DICOM series from the contours of an RTSTRUCT."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from pydicom import Dataset
+
+from feddp.data.formats.attributes import items_of, lacking, number_of, numbers_of, text_of
+from feddp.data.formats.dicom_series import EXPORT, Series, axes, place, spacing_of
+from feddp.data.formats.outlines import exclusive, reach, united
+from feddp.data.formats.scan import finite
+from feddp.errors import BadFile, Problem
+from feddp.limits import CONTOUR_STEPS
+from feddp.reading import short
+
+NEAR = 0.5  # the largest distance of a contour from its slice: of the distance between slices, or in mm if there is one slice
+LEVEL = 0.01  # mm: contours of a slice that differ less in height belong together
+_CLOSED, _EXCLUSIVE = "CLOSED_PLANAR", "CLOSEDPLANAR_XOR"
+_NO_AREA = ("POINT", "OPEN_PLANAR", "OPEN_NONPLANAR")
+
+
+@dataclass(frozen=True)
+class Contour:
+    """A closed contour on a slice.
+
+    Args:
+        number: the index of its slice.
+        away: how far it lies from the slice in mm.
+        corners: rows and columns of pixels, whose centres have whole coordinates: (N, 2).
+        exclusive: whether it is combined with the others by exclusive or.
+    """
+
+    number: int
+    away: float
+    corners: np.ndarray
+    exclusive: bool
+
+
+def names_of(file: Path, dataset: Dataset) -> dict[int, str]:
+    """Returns {number of a structure: its name}."""
+    structures = items_of(dataset, "StructureSetROISequence")
+    return {int(number_of(file, item, "ROINumber")): text_of(item, "ROIName") for item in structures}
+
+
+def drawn_on(contour: Dataset) -> set[str]:
+    """Returns the UIDs of the images on which a contour says that it was drawn."""
+    return {text_of(item, "ReferencedSOPInstanceUID") for item in items_of(contour, "ContourImageSequence")} - {""}
+
+
+def spaces_of(dataset: Dataset) -> dict[str, frozenset[str]]:
+    """Returns {frame of reference: the UIDs of the series that an RTSTRUCT lists for it}."""
+    found: dict[str, frozenset[str]] = {}
+    for space in items_of(dataset, "ReferencedFrameOfReferenceSequence"):
+        studies = items_of(space, "RTReferencedStudySequence")
+        listed = [item for study in studies for item in items_of(study, "RTReferencedSeriesSequence")]
+        own = frozenset(text_of(item, "SeriesInstanceUID") for item in listed) - {""}
+        frame = text_of(space, "FrameOfReferenceUID")
+        found[frame] = found.get(frame, frozenset()) | own
+    return found
+
+
+def frames_of_structures(dataset: Dataset) -> dict[str, str]:
+    """Returns {number of a structure, as a text: the UID of the frame of reference in which it was drawn}, where it is said."""
+    structures = items_of(dataset, "StructureSetROISequence")
+    found = {text_of(item, "ROINumber"): text_of(item, "ReferencedFrameOfReferenceUID") for item in structures}
+    return {number: frame for number, frame in found.items() if frame}
+
+
+def contour_maps(file: Path, dataset: Dataset, origin: Series, chosen: Mapping[int, int], classes: int) -> np.ndarray:
+    """Returns boolean maps (classes, S, H, W) of structures, `chosen` as {number of a structure: index of its class}.
+
+    A contour that says on which images it was drawn counts for these alone. Contours that surround no area are left out.
+
+    Raises:
+        BadFile: a contour lies beside the slices or across them, is no list of points or of an unknown kind, or none of a
+            structure surrounds an area or belongs to the series. Names `file`.
+    """
+    first = origin.slices[0]
+    maps = np.zeros((classes, len(origin.slices), int(first.Rows), int(first.Columns)), bool)
+    left, lost = CONTOUR_STEPS, []
+    structures = items_of(dataset, "ROIContourSequence")
+    if not structures:  # there is one, perhaps without contours, even if nothing is drawn
+        raise lacking(file, dataset, "ROIContourSequence")
+    for structure in structures:
+        number = int(number_of(file, structure, "ReferencedROINumber"))
+        if number not in chosen:
+            continue
+        given = items_of(structure, "ContourSequence")
+        elsewhere = _is_elsewhere(dataset, text_of(structure, "ReferencedROINumber"), origin)
+        own = [each for each in given if drawn_on(each) & origin.uids or not (drawn_on(each) or elsewhere)]
+        if given and not own:
+            lost.append(number)
+        for place_number, contours in _by_slice(file, own, origin).items():
+            left -= _steps(contours, maps.shape[2:])
+            if left < 0:
+                raise BadFile(Problem(file, "has contours of too many corners", "Leave out the structures that are no class"))
+            maps[chosen[number], place_number] |= pixels_of(contours, maps.shape[2:])
+    if lost and len(lost) == len(chosen):
+        raise BadFile(Problem(file, "has contours, but none of them refers to a slice of its series", EXPORT))
+    return maps
+
+
+def _is_elsewhere(dataset: Dataset, number: str, origin: Series) -> bool:
+    """Whether a structure lies in a frame of reference for which the file lists other series, and the series for another."""
+    frame, spaces = frames_of_structures(dataset).get(number, ""), spaces_of(dataset)
+    listed = frozenset[str]().union(*spaces.values())
+    return frame in spaces and origin.series in listed and origin.series not in spaces[frame]
+
+
+def pixels_of(contours: Sequence[Contour], shape: tuple[int, ...]) -> np.ndarray:
+    """Returns the pixels (H, W) of a structure on a slice, from all its contours there (DICOM PS3.3 C.8.8.6.3).
+
+    Those of CLOSED_PLANAR make one area, with holes where one of them lies in another and is drawn in the other direction.
+    With this area, those of CLOSEDPLANAR_XOR are combined by exclusive or. Every line belongs to the structure.
+    """
+    plain = [each.corners for each in contours if not each.exclusive]
+    whole = united(plain, shape) if plain else np.zeros(shape, bool)
+    return exclusive(whole, [each.corners for each in contours if each.exclusive])
+
+
+def _by_slice(file: Path, contours: Sequence[Dataset], origin: Series) -> dict[int, list[Contour]]:
+    """Returns the closed contours of a structure by the index of their slice, without those that lie between slices."""
+    found = list(_closed(file, contours, origin))
+    if contours and not found:
+        kinds = ", ".join(sorted({text_of(each, "ContourGeometricType") for each in contours}))
+        raise BadFile(Problem(file, f"has a structure of the classes that surrounds no area: {kinds}", EXPORT))
+    nearest: dict[int, float] = {}
+    for each in found:
+        nearest[each.number] = min(each.away, nearest.get(each.number, each.away))
+    slices: dict[int, list[Contour]] = defaultdict(list)
+    for each in found:
+        if each.away <= nearest[each.number] + LEVEL:
+            slices[each.number].append(each)
+    return slices
+
+
+def _closed(file: Path, contours: Sequence[Dataset], origin: Series) -> Iterator[Contour]:
+    places = np.stack([place(each) for each in origin.slices])
+    for contour in contours:
+        kind = (text_of(contour, "ContourGeometricType") or _CLOSED).upper()
+        if kind in _NO_AREA:
+            continue
+        if kind != _CLOSED and kind.replace("_", "") != _EXCLUSIVE.replace("_", ""):
+            raise BadFile(Problem(file, f"has a contour of an unknown kind, {short(kind, 40)}", EXPORT))
+        points = numbers_of(file, contour, "ContourData", 0).reshape(-1, 3)
+        yield Contour(*_placed(file, points, origin, places, drawn_on(contour)), kind != _CLOSED)
+
+
+def _placed(
+    file: Path, points: np.ndarray, origin: Series, places: np.ndarray, drawn: set[str]
+) -> tuple[int, float, np.ndarray]:
+    """Returns the index of a contour's slice, how far it is away in mm, and its corners (N, 2) as rows and columns of pixels.
+
+    The slice is the nearest of those on which the contour was `drawn`; of all, if it does not say so. The centre of a pixel
+    has whole coordinates (DICOM PS3.3 C.7.6.2.1.1).
+    """
+    row, column, normal = axes(origin.slices[0])
+    positions, heights = places @ normal, points @ normal
+    uids = [text_of(each, "SOPInstanceUID") for each in origin.slices]
+    apart = np.abs(positions - heights.mean())
+    number = int(np.where([not drawn or uid in drawn for uid in uids], apart, np.inf).argmin())
+    offset = points - places[number]
+    down, across = spacing_of(file, origin.slices[0])
+    corners = np.stack([offset @ column / down, offset @ row / across], axis=1)
+    if not finite(corners) or not finite(heights):
+        raise BadFile(Problem(file, "has a contour with a corner that is no number", EXPORT))
+    most = NEAR * (float(np.diff(positions).min()) if len(positions) > 1 else 1.0) + 1e-3
+    if (away := float(apart[number])) > most:
+        which = "the slice to which it refers" if drawn else "the nearest slice of its series"
+        raise BadFile(Problem(file, f"has a contour {away:.1f} mm away from {which}", EXPORT))
+    if np.ptp(heights) > most:
+        raise BadFile(Problem(file, "has a contour that is not parallel to the slices of its series", EXPORT))
+    return number, away, corners
+
+
+def _steps(contours: Sequence[Contour], shape: tuple[int, ...]) -> int:
+    """Returns about how many pixels, edges and pairs of corners are looked at to fill the contours of a slice."""
+    steps = sum(len(each.corners) for each in contours) ** 2 if len(contours) > 1 else 0
+    for each in contours:
+        rows, columns = (int(high - low) for low, high in zip(*reach(each.corners, shape), strict=True))
+        steps += rows * columns + len(each.corners) * (rows + columns)
+    return steps

@@ -1,0 +1,116 @@
+"""Masks of a DICOM series from the frames of a SEG: binary, fractional, or a map of labels."""
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+from pydicom import Dataset
+from pydicom.pixels.utils import pixel_array
+
+from feddp.data.formats.attributes import items_of, number_of, text_of
+from feddp.data.formats.dicom import whole
+from feddp.data.formats.dicom_frames import frames_of, require_packed
+from feddp.data.formats.dicom_references import source_of
+from feddp.data.formats.dicom_series import EXPORT, Series, is_placed, is_turned, place, spacing_of
+from feddp.errors import BadFile, Problem
+from feddp.limits import VOXELS
+
+MOVED = 0.5  # pixels: how far a frame may lie from its slice
+HALF = 0.5  # of a pixel that is foreground: a fractional segment holds shares
+
+
+def labels_of(file: Path, dataset: Dataset) -> dict[int, str]:
+    """Returns {number of a segment: its label}, without the background of a map of labels."""
+    found = {int(number_of(file, item, "SegmentNumber")): item for item in items_of(dataset, "SegmentSequence")}
+    background = whole(dataset, "PixelPaddingValue") if _is_map(dataset) else None
+    return {number: text_of(item, "SegmentLabel") for number, item in found.items() if number != background}
+
+
+def segment_maps(file: Path, dataset: Dataset, origin: Series, chosen: Mapping[int, int], classes: int) -> np.ndarray:
+    """Returns boolean maps (classes, S, H, W) of segments, `chosen` as {number of a segment: index of its class}.
+
+    A frame is that of the slice to which it refers; of the slice where it lies, if it refers to none.
+
+    Raises:
+        BadFile: the frames have another size than the slices, or lie elsewhere; none refers to a slice; or there are too many.
+            Names `file`.
+    """
+    first = origin.slices[0]
+    size, own = (int(first.Rows), int(first.Columns)), (whole(dataset, "Rows"), whole(dataset, "Columns"))
+    if own != size:
+        what = f"has {own[1]} x {own[0]} pixels, but its series {size[1]} x {size[0]}"
+        raise BadFile(Problem(file, what, EXPORT))
+    count = max(1, whole(dataset, "NumberOfFrames"))
+    if max(len(origin.slices), count) * math.prod(size) > VOXELS:
+        raise BadFile(Problem(file, f"has more than {VOXELS} voxels", "Leave out the segments that are no class"))
+    require_packed(file, dataset)
+    frames = pixel_array(dataset).reshape(count, *size)
+    maps = np.zeros((classes, len(origin.slices), *size), bool)
+    placed = False
+    for described, pixels in zip(_described(file, dataset, count), frames, strict=True):
+        number = _slice_of(file, described, origin)
+        if number is None:
+            continue
+        placed = True
+        for segment, area in _areas(file, dataset, described, pixels, chosen):
+            maps[chosen[segment], number] |= area
+    if not placed:  # slices without a frame are empty, so all of them would be
+        raise BadFile(Problem(file, "has frames, but none of them refers to a slice of its series", EXPORT))
+    return maps
+
+
+def _areas(
+    file: Path, dataset: Dataset, described: Dataset, pixels: np.ndarray, chosen: Mapping[int, int]
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields the segments that a frame (H, W) holds, with their pixels."""
+    if _is_map(dataset):
+        for segment in chosen:
+            yield segment, pixels == segment
+        return
+    (item,) = items_of(described, "SegmentIdentificationSequence") or [Dataset()]
+    segment = int(number_of(file, item, "ReferencedSegmentNumber"))
+    if segment in chosen:
+        fractional = text_of(dataset, "SegmentationType").upper() == "FRACTIONAL"
+        most = number_of(file, dataset, "MaximumFractionalValue") if fractional else 1.0
+        yield segment, pixels > HALF * most
+
+
+def _is_map(dataset: Dataset) -> bool:
+    return text_of(dataset, "SegmentationType").upper() == "LABELMAP"
+
+
+def _described(file: Path, dataset: Dataset, count: int) -> list[Dataset]:
+    """Returns what the file says of each frame: where it lies, its segment, and to which images it refers."""
+    own = items_of(dataset, "PerFrameFunctionalGroupsSequence")
+    if len(own) != count:
+        raise BadFile(Problem(file, f"describes {len(own)} of its {count} frames", EXPORT))
+    shared = (items_of(dataset, "SharedFunctionalGroupsSequence") or [Dataset()])[0]
+    described = frames_of(dataset)
+    for frame, groups in zip(described, own, strict=True):
+        for keyword in ("SegmentIdentificationSequence", "DerivationImageSequence"):
+            if items := items_of(groups, keyword) or items_of(shared, keyword):
+                setattr(frame, keyword, list(items))
+    return described
+
+
+def _slice_of(file: Path, frame: Dataset, origin: Series) -> int | None:
+    """Returns the index of a frame's slice; None if it refers to images of other series.
+
+    Raises:
+        BadFile: it lies elsewhere than the slices, is turned against them, or does not say where it lies. Names `file`.
+    """
+    refers = source_of(frame)
+    own = [number for number in range(len(origin.slices)) if not refers or origin.is_source(number, frame)]
+    if not own:
+        return None
+    if not is_placed(frame) or not is_placed(origin.slices[0]):
+        if len(own) == 1:
+            return own[0]
+        raise BadFile(Problem(file, "has a frame that neither lies somewhere nor refers to one slice", EXPORT))
+    first = origin.slices[0]
+    apart = np.linalg.norm(np.stack([place(origin.slices[number]) for number in own]) - place(frame), axis=1)
+    if apart.min() > MOVED * min(spacing_of(file, first)) or is_turned(frame, first):
+        what = f"has a frame {apart.min():.1f} mm from the nearest slice of its series, or turned"
+        raise BadFile(Problem(file, what, EXPORT))
+    return own[int(apart.argmin())]

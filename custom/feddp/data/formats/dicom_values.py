@@ -1,0 +1,90 @@
+"""The stored values of a DICOM image as values in the units of its modality, and which of them are no part of the image."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from pydicom import Dataset
+from pydicom.pixels.processing import apply_color_lut, apply_modality_lut
+
+from feddp.data.formats.attributes import given, number_of, text_of
+from feddp.data.formats.dicom import whole
+
+_SCALE = ("RescaleSlope", "RescaleIntercept")
+
+
+def in_units(file: Path, dataset: Dataset, frames: Sequence[Dataset], stored: np.ndarray) -> np.ndarray:
+    """Returns stored values (F, H, W, ...) as uint8 if they are that, or as floating point numbers in the modality's units.
+
+    Black is low, whatever the file's photometry.
+
+    Raises:
+        BadFile: the units are said in part. Names `file`.
+    """
+    photometry, stored = text_of(dataset, "PhotometricInterpretation"), _used_bits(dataset, stored)
+    if photometry == "PALETTE COLOR":
+        coloured = apply_color_lut(stored, dataset)
+        return coloured if coloured.dtype == np.uint8 else (coloured >> 8).astype(np.uint8)
+    if stored.ndim == 4:
+        return stored
+    if photometry == "MONOCHROME1":  # white is the least value that BitsStored bits can hold
+        white = -1 if stored.dtype.kind == "i" else (1 << int(dataset.BitsStored)) - 1
+        stored = (white - stored.astype(np.int64)).astype(stored.dtype)
+    _require_rescale(file, frames)
+    units = np.stack([apply_modality_lut(each, frame) for each, frame in zip(stored, frames, strict=True)])
+    return stored if stored.dtype == np.uint8 and (units == stored).all() else units
+
+
+def scaled_by(frame: Dataset) -> tuple[str, ...]:
+    """Returns the attributes that say in which units a frame's values are; none if it has those of its device."""
+    return tuple(keyword for keyword in ("ModalityLUTSequence", *_SCALE) if given(frame, keyword))
+
+
+def _require_rescale(file: Path, frames: Sequence[Dataset]) -> None:
+    """Raises BadFile if a slope or an intercept is missing beside the other, or is no number; drops both if both are empty."""
+    for frame in frames:
+        said = set(scaled_by(frame)) & {*_SCALE}
+        for keyword in _SCALE if said else ():
+            number_of(file, frame, keyword)
+        for keyword in () if said else _SCALE:
+            frame.pop(keyword, None)
+
+
+def without_padding(file: Path, dataset: Dataset, stored: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Returns values as uint8 or float32; where the stored ones are padding, they are 0 in uint8 and NaN in float32.
+
+    Padding is black, and has no value in units. It is compared with all bits of a stored value, and with those in use.
+    """
+    values = values if values.dtype == np.uint8 else values.astype(np.float32)
+    if values.ndim == 3 and given(dataset, "PixelPaddingValue"):
+        padding = _padding(file, dataset, stored) | _padding(file, dataset, _used_bits(dataset, stored))
+        values = np.where(padding, values.dtype.type(0 if values.dtype == np.uint8 else np.nan), values)
+    return values
+
+
+def _used_bits(dataset: Dataset, stored: np.ndarray) -> np.ndarray:
+    """Returns values without the bits of their words that hold none: they may hold an overlay, or anything.
+
+    Only of values that are stored as they are; decoders leave no other bits.
+    """
+    words, bits, high = 8 * stored.itemsize, whole(dataset, "BitsStored"), whole(dataset, "HighBit")
+    packed = dataset.file_meta.TransferSyntaxUID.is_encapsulated
+    if packed or stored.dtype.kind not in "iu" or not 0 < bits < words:
+        return stored
+    high = high if bits - 1 <= high < words else bits - 1
+    used: np.ndarray = (stored << (words - 1 - high)) >> (words - bits)  # of signed values, the sign is kept
+    return used
+
+
+def _padding(file: Path, dataset: Dataset, stored: np.ndarray) -> np.ndarray:
+    """Returns which stored values are padding (PS3.3 C.7.5.1.1.2): one value, or a range whose bounds belong to it.
+
+    The bounds may be written as signed where the values are not, or the other way round.
+    """
+    if stored.dtype.kind not in "iu":
+        return np.zeros(stored.shape, bool)
+    keywords = ("PixelPaddingValue", "PixelPaddingRangeLimit")
+    bounds = [int(number_of(file, dataset, each)) for each in keywords if given(dataset, each)]
+    own = np.array([bound % (1 << 8 * stored.itemsize) for bound in bounds], np.uint64).astype(stored.dtype)
+    padding: np.ndarray = (stored >= own.min()) & (stored <= own.max())
+    return padding

@@ -1,0 +1,286 @@
+"""What an exported study holds besides images, SEGs of every kind, and SEGs of anonymised series."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from highdicom.seg import Segmentation, SegmentDescription
+from pydicom import Dataset, dcmread
+from pydicom.sr.codedict import codes
+from pydicom.uid import CTImageStorage, SecondaryCaptureImageStorage, generate_uid
+
+from feddp.data.formats.dicom import load
+from feddp.data.formats.dicom_masks import class_maps
+from feddp.data.formats.find import find
+from feddp.data.formats.write import write_seg
+from feddp.data.prepare.own_masks import truths_of
+from feddp.data.prepare.source import Source
+from feddp.errors import FedDPError
+from feddp.run.images import InputImages, Reading
+from support.scans import APART, SHAPE, SPACING, series, square
+
+SQUARES = np.zeros((4, *SHAPE), bool)
+for _number in range(4):
+    SQUARES[(_number, *square(_number))] = True
+RT = "1.2.840.10008.5.1.4.1.1.481."  # the class of RT images, doses, plans and others
+
+# -- what is left out --------------------------------------------------------------------------------------------------
+
+OTHERS = {
+    "RT Dose": {"SOPClassUID": f"{RT}2", "Modality": "RTDOSE"},  # with pixels: the dose on a grid
+    "RT Plan": {"SOPClassUID": f"{RT}5", "Modality": "RTPLAN"},
+    "SR": {"SOPClassUID": "1.2.840.10008.5.1.4.1.1.88.11", "Modality": "SR"},
+    "Encapsulated PDF": {"SOPClassUID": "1.2.840.10008.5.1.4.1.1.104.1", "Modality": "OT"},
+    "Key Object Selection": {"SOPClassUID": "", "Modality": "KO"},
+    "Grayscale Softcopy Presentation State": {"SOPClassUID": "1.2.840.10008.5.1.4.1.1.11.1", "Modality": ""},
+    "Secondary Capture": {"SOPClassUID": SecondaryCaptureImageStorage, "Modality": "CT"},
+    "localizer": {"ImageType": ["ORIGINAL", "PRIMARY", "LOCALIZER"]},
+    "RT Image": {"SOPClassUID": f"{RT}1", "Modality": "RTIMAGE"},
+}
+
+
+def beside(image, file, changes, new=True):
+    """Writes a file of the study of an image, by default of a series of its own."""
+    made = Dataset()
+    made.update(image)
+    made.file_meta = image.file_meta
+    for keyword, value in {"SOPInstanceUID": generate_uid(), "SeriesNumber": 1, **changes}.items():
+        made.add(type(image["Modality"])(keyword, image[keyword].VR if keyword in image else "CS", value))
+    if new:
+        made["SeriesInstanceUID"] = type(image["Modality"])("SeriesInstanceUID", "UI", generate_uid())
+    made.preamble = bytes(128)
+    made.save_as(file)
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_what_accompanies_the_images_of_a_study_is_left_out_with_a_note(tmp_path, kind):
+    """The series keeps its name, as if the file were not there. A report needs no pixels."""
+    images = series(tmp_path / "ct")
+    alone = [entry.name for entry in find(Source(tmp_path), tmp_path.name).entries]
+    beside(images[0], tmp_path / "ct/a.dcm", OTHERS[kind])
+    found = find(Source(tmp_path), tmp_path.name)
+    assert ([entry.name for entry in found.entries], found.refused) == (alone, [])
+    assert list(found.notes) == [f"left out, as {kind}: {tmp_path.name}/ct/a.dcm"]
+    seen = InputImages(tmp_path, 1, Reading(convert=True))
+    assert [opened.entry.name for opened in seen.read("Reading")] == alone
+    assert seen.warnings[-1:] == (f"left out, as {kind}: {tmp_path.name}/ct/a.dcm",)
+    assert seen.refused == []
+
+
+def test_a_localizer_of_the_same_series_is_left_out_too(tmp_path):
+    images = series(tmp_path / "ct")
+    changes = OTHERS["localizer"] | {"ImageOrientationPatient": [1, 0, 0, 0, 0, -1]}
+    beside(images[0], tmp_path / "ct/a.dcm", changes, new=False)
+    found = find(Source(tmp_path), tmp_path.name)
+    assert [len(entry.files) for entry in found.entries] == [4]
+    assert list(found.notes) == [f"left out, as localizer: {tmp_path.name}/ct/a.dcm"]
+
+
+@pytest.mark.parametrize(
+    ("words", "left"), [("t1_LOCALIZER_3plane", True), ("Topogram 0.6", True), ("localised tumour", False)]
+)
+def test_a_localizer_is_also_known_by_its_description(tmp_path, words, left):
+    """MR scanners do not say it elsewhere."""
+    images = series(tmp_path / "ct")
+    for image in series(tmp_path / "scout", slices=1):
+        image.StudyInstanceUID, image.SeriesDescription = images[0].StudyInstanceUID, words
+        image.save_as(tmp_path / "scout/1.dcm", enforce_file_format=True)
+    notes = list(find(Source(tmp_path), tmp_path.name).notes)
+    assert notes == ([f"left out, as localizer: {tmp_path.name}/scout/1.dcm"] if left else [])
+
+
+@pytest.mark.parametrize("kind", ["Secondary Capture", "localizer", "RT Image"])
+def test_where_there_is_nothing_else_these_are_the_images(tmp_path, kind):
+    images = series(tmp_path / "other", slices=1)
+    beside(images[0], tmp_path / "a.dcm", OTHERS[kind] | {"StudyInstanceUID": generate_uid()})
+    found = find(Source(tmp_path), tmp_path.name)
+    assert (len(found.entries), list(found.notes)) == (2, [])
+
+
+def test_a_folder_without_an_image_says_what_it_holds(tmp_path):
+    images = series(tmp_path / "ct", slices=1)
+    (tmp_path / "ct/1.dcm").unlink()
+    beside(images[0], tmp_path / "ct/dose.dcm", OTHERS["RT Dose"])
+    with pytest.raises(FedDPError, match=r"holds no image \(left out, as RT Dose: .*/ct/dose.dcm\)"):
+        InputImages(tmp_path, 1, Reading())
+
+
+def test_an_image_without_pixels_is_no_report(tmp_path):
+    """It is broken, so it is named."""
+    (image,) = series(tmp_path / "ct", slices=1)
+    del image.PixelData
+    image.save_as(tmp_path / "ct/1.dcm", enforce_file_format=True)
+    assert image.SOPClassUID == CTImageStorage
+    (entry,) = find(Source(tmp_path), tmp_path.name).entries
+    with pytest.raises(FedDPError, match="1.dcm: holds no image"):
+        entry.read(Source(tmp_path), "axial")
+
+
+# -- SEGs of every kind ------------------------------------------------------------------------------------------------
+
+
+def segmentation(images, pixels, kind="BINARY", labels=("lesion",), **options):
+    described = [SegmentDescription(n, each, codes.SCT.Tissue, codes.SCT.Tissue, "MANUAL") for n, each in enumerate(labels, 1)]
+    uids = generate_uid(), 9, generate_uid(), 1, "m", "m", "1", "1"
+    return Segmentation(images, pixels, kind, described, *uids, **options)
+
+
+def maps(top, made, classes=("lesion",)):
+    made.save_as(top / "m.dcm")
+    tree = Source(top)
+    (entry,) = find(tree, f"{top.name}/s").entries
+    return class_maps(Path("m.dcm"), load(tree, f"{top.name}/m.dcm"), entry.read(tree, "axial").origin, classes)
+
+
+BOTH = np.stack([SQUARES, np.roll(SQUARES, 3, axis=2)], axis=-1)  # overlapping
+
+
+@pytest.mark.parametrize(
+    ("kind", "pixels", "wanted"),
+    [("BINARY", BOTH.astype(np.uint8), BOTH), ("FRACTIONAL", BOTH * 0.6, BOTH), ("FRACTIONAL", BOTH * 0.4, BOTH & False)],
+)
+def test_segments_overlap_and_a_fraction_counts_above_a_half(tmp_path, kind, pixels, wanted):
+    images = series(tmp_path / "s")
+    found = maps(tmp_path, segmentation(images, pixels, kind, ("a", "b")), ("a", "b"))
+    assert (np.moveaxis(found, 0, -1) == wanted).all()
+
+
+def test_a_map_of_labels_is_read_without_its_background(tmp_path):
+    """One class and one segment, of another name: the described background is none."""
+    images = series(tmp_path / "s")
+    made = segmentation(images, SQUARES.astype(np.uint8), "LABELMAP", ("another",))
+    assert len(made.SegmentSequence) == 2
+    assert (maps(tmp_path, made)[0] == SQUARES).all()
+
+
+def without(made, *keywords):
+    for frame in made.PerFrameFunctionalGroupsSequence:
+        for keyword in keywords:
+            del frame[keyword]
+    return made
+
+
+def test_a_frame_is_placed_by_its_reference_or_by_its_place(tmp_path):
+    """Slice 2 has no frame."""
+    images, drawn = series(tmp_path / "s"), SQUARES & (np.arange(4) != 2)[:, None, None]
+    for keyword in ("DerivationImageSequence", "PlanePositionSequence"):
+        made = segmentation(images, drawn.astype(np.uint8))
+        assert (maps(tmp_path, without(made, keyword))[0] == drawn).all()
+    with pytest.raises(FedDPError, match="m.dcm: has a frame that neither lies somewhere nor refers to one slice"):
+        maps(tmp_path, without(made, "DerivationImageSequence"))
+
+
+@pytest.mark.parametrize("which", ["no series", "none of these series"])
+def test_a_seg_that_belongs_to_no_series_is_named(tmp_path, which):
+    images = series(tmp_path / "top/images/s")
+    made = segmentation(images, SQUARES.astype(np.uint8))
+    if which == "no series":
+        without(made, "DerivationImageSequence")
+        del made.ReferencedSeriesSequence
+    else:
+        made = segmentation(series(tmp_path / "elsewhere"), SQUARES.astype(np.uint8))
+    (tmp_path / "top/masks").mkdir()
+    made.save_as(tmp_path / "top/masks/m.dcm")
+    tree = Source(tmp_path / "top")
+    images, masks = find(tree, "top/images"), find(tree, "top/masks")
+    with pytest.raises(FedDPError, match=f"have no mask, .*; top/masks/m.dcm refers to {which}. Add a SEG"):
+        truths_of(tree, images, masks, ["lesion"])
+
+
+# -- SEGs of anonymised series -----------------------------------------------------------------------------------------
+
+OF_PATIENT = (
+    *("PatientName", "PatientID", "PatientBirthDate", "PatientSex", "AccessionNumber", "StudyID", "StudyDate", "StudyTime"),
+    *("ReferringPhysicianName", "SliceThickness", "Modality", "PositionReferenceIndicator", "SeriesNumber"),
+)
+
+
+def predicted(top, change):
+    """Writes the squares of a changed series as a SEG, and returns what is read of it, with the file."""
+    for image in series(top / "s"):
+        number = image.InstanceNumber
+        change(image)
+        image.save_as(top / f"s/{number}.dcm", enforce_file_format=True)
+    return written(top)
+
+
+def written(top):
+    tree = Source(top)
+    found = find(tree, f"{top.name}/s")
+    for wrong in found.refused:
+        raise wrong
+    (entry,) = found.entries
+    scan = entry.read(tree, "axial")
+    (file,) = write_seg(top, entry, scan, SQUARES.astype(np.uint8), ("lesion",), "nested")
+    made = dcmread(file.rename(top / "m.dcm"))
+    masks = class_maps(Path("m.dcm"), load(Source(top), f"{top.name}/m.dcm"), scan.origin, ("lesion",))
+    assert (masks[0] == SQUARES).all()
+    assert made.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence[0].SliceThickness == APART
+    return made
+
+
+@pytest.mark.parametrize(
+    "lost", [*[(each,) for each in OF_PATIENT], OF_PATIENT], ids=lambda lost: lost[0] if len(lost) == 1 else "all"
+)
+def test_a_seg_does_without_what_anonymised_files_lack(tmp_path, lost):
+    """Attributes of type 2 are there and empty; the thickness is the distance between slices."""
+    made = predicted(tmp_path, lambda image: [delattr(image, keyword) for keyword in lost])
+    for keyword in {*lost} & {*OF_PATIENT[:9]}:
+        assert keyword in made
+        assert not made[keyword].value
+
+
+@pytest.mark.parametrize(
+    ("keyword", "kind", "value"),
+    [
+        ("PatientSex", "CS", "W"),
+        ("StudyDate", "LO", "ANON"),
+        ("PatientBirthDate", "LO", "XXXX"),
+        ("StudyTime", "LO", "?"),
+        ("SliceThickness", "LO", "thin"),
+        ("SliceThickness", "DS", "0"),
+        ("PatientName", "PN", "x" * 100),
+        ("PatientID", "SQ", []),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning:pydicom")
+def test_a_seg_leaves_out_what_dicom_does_not_allow(tmp_path, keyword, kind, value):
+    predicted(tmp_path, lambda image: image.add_new(keyword, kind, value))
+
+
+@pytest.mark.parametrize("said", ["ISO_IR 1OO", "ISO IR 100", "latin1", "ISO_IR_100", "", "nonsense"])
+def test_a_seg_has_the_patient_s_name_whatever_the_file_calls_its_characters(tmp_path, said):
+    for image in series(tmp_path / "s"):
+        image.SpecificCharacterSet, image.PatientName = "ISO_IR 100", "Müller^Jörg"
+        file = tmp_path / f"s/{image.InstanceNumber}.dcm"
+        image.save_as(file, enforce_file_format=True)
+        file.write_bytes(file.read_bytes().replace(b"ISO_IR 100", said.encode().ljust(10), 1))
+    made = written(tmp_path)
+    assert (str(made.PatientName), made.SpecificCharacterSet) == ("Müller^Jörg", "ISO_IR 192")
+
+
+@pytest.mark.parametrize("keyword", ["StudyInstanceUID", "SeriesInstanceUID", "FrameOfReferenceUID", "PixelSpacing"])
+@pytest.mark.parametrize("empty", [False, True])
+def test_what_a_seg_cannot_do_without_is_named_with_its_file(tmp_path, keyword, empty):
+    def lose(image):
+        image[keyword].value = "" if empty else image[keyword].value
+        if not empty:
+            del image[keyword]
+
+    with pytest.raises(FedDPError, match=rf"s/\d.dcm: has no {keyword}. Export "):
+        predicted(tmp_path, lose)
+
+
+def test_a_seg_of_slices_with_one_uid_is_refused(tmp_path):
+    with pytest.raises(FedDPError, match=r"has the SOPInstanceUID of .*dcm"):
+        predicted(tmp_path, lambda image: setattr(image, "SOPInstanceUID", "1.2.3"))
+
+
+def test_a_seg_takes_spacing_and_direction_of_the_first_slice_where_they_are_rounded_elsewhere(tmp_path):
+    """A cosine that differs by 2e-7, and a spacing by 3e-7 mm."""
+
+    def change(image):
+        image.ImageOrientationPatient = [1, 2e-7 * image.InstanceNumber, 0, 0, 1, 0]
+        image.PixelSpacing = ["0.5000003" if image.InstanceNumber % 2 else "0.5", str(SPACING[1])]
+
+    predicted(tmp_path, change)
