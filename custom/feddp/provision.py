@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from nvflare.apis.fl_constant import AdminCommandNames
-from nvflare.lighter.constants import CtxKey
+from nvflare.lighter.constants import CtxKey, PropKey
 from nvflare.lighter.entity import Participant, Project
 from nvflare.lighter.spec import Builder, ProvisionContext
 
-from feddp.errors import PolicyError
+from feddp.data.names import alike, require_name_of_site
+from feddp.errors import InputError, PolicyError
 from feddp.files import write_json
 from feddp.flare.configuration import SCOPE, SERVER_CLASSES, SITE_CLASSES
 from feddp.flare.policy import SitePolicy
@@ -126,6 +127,7 @@ class SitePolicyBuilder(Builder):
 
     def build(self, project: Project, ctx: ProvisionContext) -> None:
         server = project.get_server()
+        _require_names(project)
         folder = server.get_prop(STORAGE)
         if folder and not Path(folder).is_absolute():  # the server would look from wherever it was started
             raise PolicyError(f"server {server.name}: `{STORAGE}` is {folder}; write a full path, which begins with /")
@@ -158,6 +160,22 @@ class SitePolicyBuilder(Builder):
         content = json.loads(resources.read_text(encoding="utf-8"))
         write_json(resources, restrict(content, allowed, *COMPONENTS[kind]) | SETTINGS[kind])
         write_json(local / "authorization.json.default", AUTHORIZATION)
+
+
+def _require_names(project: Project) -> None:
+    """Raises InputError if a site's name is reserved, or the server's, or is another participant's but for its case."""
+    sites = [client.name for client in project.get_clients()]
+    for name in sites:
+        require_name_of_site(name)
+    server = project.get_server()
+    listed = server.get_prop(PropKey.HOST_NAMES) or []
+    hosts = {server.get_prop(PropKey.DEFAULT_HOST), *([listed] if isinstance(listed, str) else listed)}
+    own = [server.name, *sorted(host for host in hosts if host and host != server.name)]
+    people = [person.name for person in project.get_admins()]
+    if twice := alike([*sites, *people]) or next(((s, h) for s in sites for h in own if s.casefold() == h.casefold()), None):
+        raise InputError(
+            f"{twice[0]} and {twice[1]} are too much alike: give one of them a name that differs in more than case"
+        )
 
 
 def _close(folder: Path) -> None:

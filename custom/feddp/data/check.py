@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from feddp.data.description import SPLITS, Row, read_dataset, read_rows
-from feddp.data.names import site_name, site_problem
+from feddp.data.names import alike, site_name, site_problem
 from feddp.data.pixels import read_image, read_mask, same_size
 from feddp.data.preparation import KEY, Preparation
 from feddp.data.prepare.split import needed
@@ -45,7 +45,16 @@ def check(path: Path, named: bool = True) -> list[Problem]:
     if not sites:
         return [Problem(path, "holds no site's folder", "Give a site's folder, or the folder that holds them")]
     strays = [Problem(child, "is no site's folder", "Move it elsewhere") for child in children if child not in sites]
-    return grouped([*(problem for site in sites for problem in _check_site(site, named)), *strays, *_prepared_otherwise(sites)])
+    found = [problem for site in sites for problem in _check_site(site, named)]
+    return grouped([*found, *strays, *_named_alike(sites), *_prepared_otherwise(sites)])
+
+
+def _named_alike(sites: Iterable[Path]) -> Iterator[Problem]:
+    """Yields a site whose folder would be another's on the disks of Windows and macOS."""
+    paths = {site_name(site): site for site in sites}
+    if twice := alike(paths):
+        other, name = twice
+        yield Problem(paths[name], f"differs from site {other} in case only", "Give one of them another name")
 
 
 def _prepared_otherwise(sites: Iterable[Path]) -> Iterator[Problem]:

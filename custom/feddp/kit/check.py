@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
+from feddp.data.names import fault, suggested
 from feddp.errors import Problem
 from feddp.kit.containers import KUBERNETES, runtime
 from feddp.kit.files import file_problems, links
 from feddp.kit.here import here_problems
 from feddp.kit.minimum import policy_problems
 from feddp.kit.startup import startup_problems
-from feddp.sealing.kit import CLIENT, Kit
+from feddp.sealing.kit import AGAIN, CLIENT, Kit
 from feddp.sealing.kit_certificates import certificate_problems
 
 
@@ -28,10 +29,16 @@ def check(folder: Path, offline: bool = False, fingerprint: str | None = None) -
     if outside := links(kit):
         return kit, outside
     problems = certificate_problems(kit, fingerprint) or startup_problems(kit)  # this one needs a valid certificate
-    problems += file_problems(kit) + policy_problems(kit)
+    problems += _name(kit) + file_problems(kit) + policy_problems(kit)
     if not problems and not offline:
         problems += here_problems(kit)
     return kit, problems
+
+
+def _name(kit: Kit) -> list[Problem]:
+    """Returns what is wrong with a site's name, under which it could take part in no run."""
+    wrong = fault(kit.name) if kit.kind == CLIENT else None
+    return [Problem(kit.configuration, wrong, f"{AGAIN}, for example as {suggested(kit.name)}")] if wrong else []
 
 
 def unseen(kit: Kit) -> str:
