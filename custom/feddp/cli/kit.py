@@ -36,13 +36,13 @@ def check(
     from feddp.kit.check import unseen
     from feddp.kit.effective import effective
 
-    opened, problems = find_problems(kit, offline, fingerprint)
+    opened, problems, certificates = find_problems(kit, offline, fingerprint)
     for problem in problems:
         typer.echo(plain(problem))
     if problems:
         raise typer.Exit(2)
     typer.echo(f"{kit}: {opened.kind} {opened.name} of project {opened.project} may start{unseen(opened)}")
-    for line in effective(opened):
+    for line in (*certificates, *effective(opened)):
         typer.echo(plain(line))
     if canary is not None:
         from feddp.kit.canary import canary as try_links

@@ -1,6 +1,7 @@
 """`feddp kit check`: all checks of a kit before a participant starts."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 from feddp.data.names import fault, suggested
 from feddp.errors import Problem
@@ -9,11 +10,20 @@ from feddp.kit.files import file_problems, links
 from feddp.kit.here import here_problems
 from feddp.kit.minimum import policy_problems
 from feddp.kit.startup import startup_problems
+from feddp.sealing.ends import Seen, of_kit, of_server
 from feddp.sealing.kit import AGAIN, CLIENT, Kit
 from feddp.sealing.kit_certificates import certificate_problems
 
 
-def check(folder: Path, offline: bool = False, fingerprint: str | None = None) -> tuple[Kit, list[Problem]]:
+class Checked(NamedTuple):
+    """A kit, its problems, and the certificates that the check saw; these only where the kit's own are valid."""
+
+    kit: Kit
+    problems: list[Problem]
+    certificates: list[Seen]
+
+
+def check(folder: Path, offline: bool = False, fingerprint: str | None = None) -> Checked:
     """Returns a kit and the problems of its files, certificate, policy, data and connection to the server.
 
     The check builds only the filters of `feddp.kit.privacy.FILTERS`, and nothing else that the kit names.
@@ -27,12 +37,15 @@ def check(folder: Path, offline: bool = False, fingerprint: str | None = None) -
     """
     kit = Kit.open(folder)
     if outside := links(kit):
-        return kit, outside
-    problems = certificate_problems(kit, fingerprint) or startup_problems(kit)  # this one needs a valid certificate
+        return Checked(kit, outside, [])
+    problems = certificate_problems(kit, fingerprint)
+    certificates = [] if problems else of_kit(kit)
+    problems = problems or startup_problems(kit)  # this one needs a valid certificate
     problems += _name(kit) + file_problems(kit) + policy_problems(kit)
     if not problems and not offline:
-        problems += here_problems(kit)
-    return kit, problems
+        problems, server = here_problems(kit)
+        certificates += [of_server(server)] if server else []
+    return Checked(kit, problems, certificates)
 
 
 def _name(kit: Kit) -> list[Problem]:

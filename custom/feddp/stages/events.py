@@ -49,6 +49,7 @@ _NEEDED = {
     "answer": ("site", "task", "bytes", "scalars"),
     "refused": ("site", "task", "reason"),
     "empty": ("site", "message"),
+    "certificate": ("message",),
     "round": ("round", "of", "seconds"),
     "resumed": ("round", "of"),
     "returned": ("site",),
