@@ -15,10 +15,11 @@ from nvflare.lighter.spec import Builder, ProvisionContext
 
 from feddp.data.names import alike, require_name_of_site
 from feddp.errors import InputError, PolicyError
-from feddp.files import write_json
+from feddp.files import write_json, write_text
 from feddp.flare.configuration import SCOPE, SERVER_CLASSES, SITE_CLASSES
 from feddp.flare.policy import SitePolicy
 from feddp.flare.private_files import OTHERS
+from feddp.flare.service import units
 from feddp.sealing.kit import CLIENT, SERVER
 
 GUARD = "feddp.flare.filters.PrivateTensorGuard"
@@ -115,7 +116,8 @@ def restrict(resources: dict[str, Any], classes: list[str], *more: dict[str, Any
 
 class SitePolicyBuilder(Builder):
     """A FLARE provisioning builder. It adds our allow-list, gate, admission of jobs and authorization to the kits of the server
-    and the sites, and a privacy.json to each site's kit. A project file names it after FLARE's StaticFileBuilder.
+    and the sites, units for systemd, and a privacy.json to each site's kit. A project file names it after FLARE's
+    StaticFileBuilder.
 
     In the project file, a client's `policy` holds the properties of `flare.policy.SitePolicy` (the data folder on its machine,
     its device, its consent), the server's `storage` its folder for jobs. Resources and authorization are written as FLARE's
@@ -160,6 +162,8 @@ class SitePolicyBuilder(Builder):
         content = json.loads(resources.read_text(encoding="utf-8"))
         write_json(resources, restrict(content, allowed, *COMPONENTS[kind]) | SETTINGS[kind])
         write_json(local / "authorization.json.default", AUTHORIZATION)
+        for name, unit in units(kind, participant.name).items():
+            write_text(local / name, unit)
 
 
 def _require_names(project: Project) -> None:

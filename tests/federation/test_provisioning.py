@@ -29,6 +29,7 @@ from feddp.cli import app
 from feddp.data.check import check as data_check
 from feddp.errors import FedDPError
 from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
+from feddp.flare.service import units
 from feddp.kit.check import check
 from feddp.kit.renew import forget
 from feddp.provision import AT_SERVER, DEPLOYER, NOBODY, SitePolicyBuilder
@@ -199,6 +200,14 @@ def test_local_holds_our_policy_and_nothing_wider(made, tiny_root, where):
             }
         ]
     }
+
+
+@pytest.mark.parametrize("where", ["kits/feddp/prod_00", "own/feddp/prod_00"])
+def test_every_kit_that_runs_something_has_its_units_and_no_persons_has(made, where):
+    for name, kind in ((SERVER, "server"), ("hospital-a", "client")):
+        texts = {path.name: path.read_text() for path in (made / where / name / "local").glob("*.service")}
+        assert texts == units(kind, name)
+    assert not [*(made / where / "lead@consortium.org").rglob("*.service")]
 
 
 def test_gpus_and_their_memory_come_from_the_project_file(made):

@@ -1,4 +1,4 @@
-"""`feddp kit`: check a startup kit, approve jobs in it, show the budget that jobs have used, renew a certificate."""
+"""`feddp kit`: check and start a startup kit, approve jobs in it, show the budget that jobs used, renew a certificate."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +9,9 @@ from feddp.cli.options import given
 from feddp.errors import InputError
 from feddp.reading import plain
 
-app = typer.Typer(no_args_is_help=True, help="Check a participant's startup kit; approve jobs in it; renew its certificate.")
+app = typer.Typer(
+    no_args_is_help=True, help="Check and start a participant's startup kit; approve jobs in it; renew its certificate."
+)
 
 
 @app.command()
@@ -52,6 +54,16 @@ def check(
             typer.echo(plain(line))
         if problems_of_links:
             raise typer.Exit(2)
+
+
+@app.command()
+def start(kit: Annotated[Path, typer.Argument(help="The folder of a site or the server, with startup/ and local/.")]) -> None:
+    """Run a site or the server until it is stopped, here or by a command of FLARE; exit code 0 only then. What an earlier
+    process left behind, as at a power cut, does not keep it from starting."""
+    from feddp.kit.start import start as run
+
+    if code := run(kit, lambda line: typer.echo(plain(line))):
+        raise typer.Exit(code)
 
 
 @app.command()

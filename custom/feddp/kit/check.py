@@ -9,6 +9,7 @@ from feddp.kit.containers import KUBERNETES, runtime
 from feddp.kit.files import file_problems, links
 from feddp.kit.here import here_problems
 from feddp.kit.minimum import policy_problems
+from feddp.kit.processes import stale_problems
 from feddp.kit.startup import startup_problems
 from feddp.sealing.ends import Seen, of_kit, of_server
 from feddp.sealing.kit import AGAIN, CLIENT, Kit
@@ -41,11 +42,11 @@ def check(folder: Path, offline: bool = False, fingerprint: str | None = None) -
     problems = certificate_problems(kit, fingerprint)
     certificates = [] if problems else of_kit(kit)
     problems = problems or startup_problems(kit)  # this one needs a valid certificate
-    problems += _name(kit) + file_problems(kit) + policy_problems(kit)
+    problems += _name(kit) + file_problems(kit) + stale_problems(kit) + policy_problems(kit)
     if not problems and not offline:
         problems, server = here_problems(kit)
         certificates += [of_server(server)] if server else []
-    return Checked(kit, problems, certificates)
+    return Checked(kit, list(dict.fromkeys(problems)), certificates)  # two checks report the same unreadable file
 
 
 def _name(kit: Kit) -> list[Problem]:

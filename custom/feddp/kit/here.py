@@ -17,13 +17,13 @@ def here_problems(kit: Kit) -> tuple[list[Problem], x509.Certificate | None]:
     """Returns the problems of the connection to the server, made with the kit's certificate, and of a site's devices; and the
     certificate that the server showed."""
     problem, server = (None, None) if kit.kind == SERVER else reach(kit)
-    problems = [*_blank(kit), *([problem] if problem else [])]
+    problems = [*blank(kit), *([problem] if problem else [])]
     if kit.kind == CLIENT and runtime(kit) is None:
         problems += _devices(kit)
     return problems, server
 
 
-def _blank(kit: Kit) -> list[Problem]:
+def blank(kit: Kit) -> list[Problem]:
     """FLARE's start scripts do not quote the kit's path: with a blank in it they start nothing, and say so nowhere."""
     path = kit.folder.resolve()
     odd = any(letter.isspace() or letter in "*?[" for letter in str(path))
