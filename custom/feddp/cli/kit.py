@@ -7,6 +7,7 @@ import typer
 
 from feddp.cli.options import given
 from feddp.errors import InputError
+from feddp.kit.installed import require_flare
 from feddp.reading import plain
 
 app = typer.Typer(
@@ -34,17 +35,19 @@ def check(
         raise InputError("--within is for --canary; name a job's folder, or leave it out")
     if canary is not None and offline:
         raise InputError("--canary submits a job to the server; leave out --offline")
+    require_flare()
     from feddp.kit.check import check as find_problems
-    from feddp.kit.check import unseen
+    from feddp.kit.check import notes, unseen
     from feddp.kit.effective import effective
 
-    opened, problems, certificates = find_problems(kit, offline, fingerprint)
-    for problem in problems:
+    checked = find_problems(kit, offline, fingerprint)
+    for problem in checked.problems:
         typer.echo(plain(problem))
-    if problems:
+    if checked.problems:
         raise typer.Exit(2)
+    opened = checked.kit
     typer.echo(f"{kit}: {opened.kind} {opened.name} of project {opened.project} may start{unseen(opened)}")
-    for line in (*certificates, *effective(opened)):
+    for line in (*notes(checked), *effective(opened)):
         typer.echo(plain(line))
     if canary is not None:
         from feddp.kit.canary import canary as try_links
@@ -60,6 +63,7 @@ def check(
 def start(kit: Annotated[Path, typer.Argument(help="The folder of a site or the server, with startup/ and local/.")]) -> None:
     """Run a site or the server until it is stopped, here or by a command of FLARE; exit code 0 only then. What an earlier
     process left behind, as at a power cut, does not keep it from starting."""
+    require_flare()
     from feddp.kit.start import start as run
 
     if code := run(kit, lambda line: typer.echo(plain(line))):
@@ -73,6 +77,7 @@ def approve(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask; for scripts.")] = False,
 ) -> None:
     """Print what a job will do at this hospital, and allow it to run there; exit code 2 if the hospital's bounds refuse it."""
+    require_flare()
     from feddp.kit.approve import Approval
 
     approval = Approval.of(job, kit)

@@ -1,5 +1,6 @@
 """`feddp kit check`: all checks of a kit before a participant starts."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -7,12 +8,12 @@ from feddp.data.names import fault, suggested
 from feddp.errors import Problem
 from feddp.kit.containers import KUBERNETES, runtime
 from feddp.kit.files import file_problems, links
-from feddp.kit.here import here_problems
+from feddp.kit.here import here_problems, proxies
 from feddp.kit.minimum import policy_problems
 from feddp.kit.processes import stale_problems
 from feddp.kit.startup import startup_problems
 from feddp.sealing.ends import Seen, of_kit, of_server
-from feddp.sealing.kit import AGAIN, CLIENT, Kit
+from feddp.sealing.kit import AGAIN, CLIENT, SERVER, Kit
 from feddp.sealing.kit_certificates import certificate_problems
 
 
@@ -53,6 +54,13 @@ def _name(kit: Kit) -> list[Problem]:
     """Returns what is wrong with a site's name, under which it could take part in no run."""
     wrong = fault(kit.name) if kit.kind == CLIENT else None
     return [Problem(kit.configuration, wrong, f"{AGAIN}, for example as {suggested(kit.name)}")] if wrong else []
+
+
+def notes(checked: Checked) -> Iterator[str]:
+    """Yields what the check of a kit that may start has seen: when certificates end, and proxies that have no effect."""
+    yield from map(str, checked.certificates)
+    if checked.kit.kind != SERVER and (unused := proxies()):
+        yield f"{unused}."
 
 
 def unseen(kit: Kit) -> str:

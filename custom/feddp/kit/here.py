@@ -1,5 +1,8 @@
 """Checks that only the machine on which a kit will run can make: the server answers, the device exists."""
 
+import os
+from dataclasses import replace
+
 import torch
 from cryptography import x509
 
@@ -12,15 +15,29 @@ from feddp.sealing.kit import CLIENT, SERVER, Kit, components
 from feddp.sealing.reach import reach
 from feddp.training.device import usable
 
+_PROXIES = {f"{kind}_proxy" for kind in ("http", "https", "ws", "wss", "all", "no", "socks", "socks5", "grpc")}
+
 
 def here_problems(kit: Kit) -> tuple[list[Problem], x509.Certificate | None]:
     """Returns the problems of the connection to the server, made with the kit's certificate, and of a site's devices; and the
     certificate that the server showed."""
     problem, server = (None, None) if kit.kind == SERVER else reach(kit)
+    if problem and (unused := proxies()):
+        problem = replace(problem, remedy=f"{problem.remedy}. {unused}")
     problems = [*blank(kit), *([problem] if problem else [])]
     if kit.kind == CLIENT and runtime(kit) is None:
         problems += _devices(kit)
     return problems, server
+
+
+def proxies() -> str:
+    """Returns a sentence about the variables of this process that name a proxy, which FLARE does not use; "" without any."""
+    found = [name for name, value in sorted(os.environ.items()) if name.lower() in _PROXIES and value]
+    if not found:
+        return ""
+    one = len(found) == 1
+    seen = f"{', '.join(found)} {'is' if one else 'are'} set here, but {'is' if one else 'are'} not used"
+    return f"{seen}: FLARE connects to the server directly, so the firewall must let it"
 
 
 def blank(kit: Kit) -> list[Problem]:
