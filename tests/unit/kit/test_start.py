@@ -22,6 +22,7 @@ from feddp.kit.processes import FILES, noted, running, runs, stale_problems
 from feddp.kit.start import start
 from feddp.sealing.kit import Kit
 from support.certificates import Office, kit_of
+from support.docs_pages import blocks_for
 
 
 @pytest.fixture(scope="module")
@@ -199,6 +200,26 @@ def test_a_unit_is_one_and_restarts_only_what_failed(kind):
         assert unit["Unit"]["StartLimitIntervalSec"] == "0"
         assert (unit["Service"].get("User") == USER) is (text is system)
     assert units(kind, "").keys() <= LOCAL[kind]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_commands_of_the_page_fill_a_unit_in(tmp_path, number):
+    """Without systemd, to which the other lines speak; sudo and tee write below the home folder."""
+    block = blocks_for("test_start", "docs/how-to/site-requirements.md")[number].text.replace("/etc/", "home/etc/")
+    for folder in ("hospital-a/local", "home/etc/systemd/system", "bin"):
+        (tmp_path / folder).mkdir(parents=True)
+    for name, text in units("client", "hospital-a").items():
+        (tmp_path / "hospital-a/local" / name).write_text(text)
+    for name, line in (("sudo", '"$@"'), ("systemctl", "true"), ("loginctl", "true"), ("feddp", "true")):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "HOME": str(tmp_path / "home"), "USER": "clinic"}
+    subprocess.run(["bash", "-euc", block], cwd=tmp_path, env=env, check=True, capture_output=True)
+    (written,) = (tmp_path / "home").rglob("feddp-site.service")
+    lines = written.read_text().splitlines()
+    assert f"ExecStart={tmp_path}/bin/feddp kit start {tmp_path}/hospital-a" in lines
+    assert ("User=clinic" in lines) is (number == 1)
+    assert "@" not in written.read_text()
 
 
 def test_a_changed_unit_is_found(made):
