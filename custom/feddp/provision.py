@@ -129,10 +129,10 @@ class SitePolicyBuilder(Builder):
 
     def build(self, project: Project, ctx: ProvisionContext) -> None:
         server = project.get_server()
-        _require_names(project)
         folder = server.get_prop(STORAGE)
         if folder and not Path(folder).is_absolute():  # the server would look from wherever it was started
             raise PolicyError(f"server {server.name}: `{STORAGE}` is {folder}; write a full path, which begins with /")
+        _require_names(project)
         self._restrict(server, SERVER, SERVER_CLASSES, ctx)
         if folder:
             _keep(Path(ctx.get_local_dir(server)) / RESOURCES, Path(folder))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zipfile
 from argparse import ArgumentParser
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,6 +23,7 @@ from cryptography.x509.oid import NameOID
 from nvflare.apis.fl_constant import SystemComponents
 from nvflare.fuel.sec.authz import AuthzContext, Person, parse_policy_config
 from nvflare.lighter.provision import define_provision_parser, handle_provision
+from nvflare.lighter.utils import Identity, generate_cert
 from nvflare.security.security import COMMAND_CATEGORIES
 from typer.testing import CliRunner
 
@@ -309,7 +311,10 @@ def test_a_certificate_out_of_its_time(made, kit, days, words):
 def test_a_certificate_that_ends_soon_may_start_and_is_warned_of(made, kit):
     root = json.loads((made / "kits/feddp/state/cert.json").read_text())["root_pri_key"]
     own = load_pem_private_key((kit / "startup/client.key").read_bytes(), None)
-    put(kit / "startup/client.crt", signed("hospital-a", "feddp", own, load_pem_private_key(root.encode(), None), (-9, 5)))
+    by, until = load_pem_private_key(root.encode(), None), datetime.now(timezone.utc) + timedelta(days=5)
+    identity = Identity("hospital-a", "hospital_a")
+    soon = generate_cert(identity, Identity("feddp"), by, own.public_key(), not_valid_after=until)
+    put(kit / "startup/client.crt", soon)
     first, line, root_line, *_ = said(kit)
     assert first.endswith("may start")
     assert re.fullmatch(

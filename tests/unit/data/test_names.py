@@ -72,7 +72,7 @@ def test_the_controls(name):
 
 def provisioned(*sites: str, server: str = "fl.example.org", people: tuple[str, ...] = (), **properties):
     project = Project("feddp", "x")
-    project.set_server(server, "consortium", {"storage": "not a full path", **properties})
+    project.set_server(server, "consortium", properties)
     for site in sites:
         project.add_client(site, "hospital", {})
     for person in people:
@@ -120,8 +120,8 @@ def test_two_names_that_differ_in_case_only(named):
         named()
 
 
-def test_the_control_of_provisioning_goes_on_to_the_next_check():
-    with pytest.raises(Exception, match="write a full path"):
+def test_the_control_of_provisioning_goes_on_to_write_the_servers_files():
+    with pytest.raises(AttributeError, match="get_local_dir"):
         provisioned("a", "b", people=("x@y.org",))()
 
 
