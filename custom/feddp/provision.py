@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from nvflare.apis.fl_constant import AdminCommandNames
-from nvflare.lighter.constants import CtxKey, ProvFileName
+from nvflare.lighter.constants import CtxKey, PropKey, ProvFileName
 from nvflare.lighter.entity import Participant, Project
 from nvflare.lighter.spec import Builder, ProvisionContext
 
-from feddp.errors import PolicyError
-from feddp.files import write_json
+from feddp.data.names import alike, require_name_of_site
+from feddp.errors import InputError, PolicyError
+from feddp.files import write_json, write_text
 from feddp.flare.configuration import COMMUNICATION, SCOPE, SERVER_CLASSES, SITE_CLASSES
 from feddp.flare.policy import SitePolicy
 from feddp.flare.private_files import OTHERS
+from feddp.flare.service import units
 from feddp.sealing.kit import CLIENT, SERVER
 
 GUARD = "feddp.flare.filters.PrivateTensorGuard"
@@ -114,7 +116,8 @@ def restrict(resources: dict[str, Any], classes: list[str], *more: dict[str, Any
 
 class SitePolicyBuilder(Builder):
     """A FLARE provisioning builder. It adds our allow-list, gate, admission of jobs and authorization to the kits of the server
-    and the sites, and a privacy.json to each site's kit. A project file names it after FLARE's StaticFileBuilder.
+    and the sites, units for systemd, and a privacy.json to each site's kit. A project file names it after FLARE's
+    StaticFileBuilder.
 
     In the project file, a client's `policy` holds the properties of `flare.policy.SitePolicy` (the data folder on its machine,
     its device, its consent), the server's `storage` its folder for jobs. Resources and authorization are written as FLARE's
@@ -129,6 +132,7 @@ class SitePolicyBuilder(Builder):
         folder = server.get_prop(STORAGE)
         if folder and not Path(folder).is_absolute():  # the server would look from wherever it was started
             raise PolicyError(f"server {server.name}: `{STORAGE}` is {folder}; write a full path, which begins with /")
+        _require_names(project)
         self._restrict(server, SERVER, SERVER_CLASSES, ctx)
         if folder:
             _keep(Path(ctx.get_local_dir(server)) / RESOURCES, Path(folder))
@@ -159,6 +163,24 @@ class SitePolicyBuilder(Builder):
         write_json(resources, restrict(content, allowed, *COMPONENTS[kind]) | SETTINGS[kind])
         write_json(local / "authorization.json.default", AUTHORIZATION)
         write_json(local / ProvFileName.COMM_CONFIG, COMMUNICATION)
+        for name, unit in units(kind, participant.name).items():
+            write_text(local / name, unit)
+
+
+def _require_names(project: Project) -> None:
+    """Raises InputError if a site's name is reserved, or the server's, or is another participant's but for its case."""
+    sites = [client.name for client in project.get_clients()]
+    for name in sites:
+        require_name_of_site(name)
+    server = project.get_server()
+    listed = server.get_prop(PropKey.HOST_NAMES) or []
+    hosts = {server.get_prop(PropKey.DEFAULT_HOST), *([listed] if isinstance(listed, str) else listed)}
+    own = [server.name, *sorted(host for host in hosts if host and host != server.name)]
+    people = [person.name for person in project.get_admins()]
+    if twice := alike([*sites, *people]) or next(((s, h) for s in sites for h in own if s.casefold() == h.casefold()), None):
+        raise InputError(
+            f"{twice[0]} and {twice[1]} are too much alike: give one of them a name that differs in more than case"
+        )
 
 
 def _close(folder: Path) -> None:

@@ -535,16 +535,16 @@ def test_a_key_that_makes_no_tls_connection_is_named(kit):
     put(kit / "startup/client.crt", certificate=signed("hospital-a", PROJECT, key, office.key))
     (kit / "startup/client.key").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     assert certificate_problems(Kit.open(kit)) == []
-    (problem,) = here_problems(Kit.open(kit))
+    (problem,) = here_problems(Kit.open(kit))[0]
     assert "makes no TLS connection with this kit's certificate" in str(problem)
 
 
 def test_a_path_at_which_flares_start_scripts_start_nothing_is_named(kit, tmp_path):
     """`nohup $DIR/sub_start.sh`, not quoted, is another program's name if DIR holds a blank."""
-    assert not [p for p in here_problems(Kit.open(kit)) if "start scripts" in str(p)]
+    assert not [p for p in here_problems(Kit.open(kit))[0] if "start scripts" in str(p)]
     (tmp_path / "my kits").mkdir()
     moved = kit.rename(tmp_path / "my kits/hospital-a")
-    (problem, *_) = here_problems(Kit.open(moved))
+    (problem, *_) = here_problems(Kit.open(moved))[0]
     assert str(problem) == (
         f"{moved}: FLARE's start scripts cannot start a kit below a path with blanks, *, ? or [. Move the kit to another path."
     )
@@ -667,7 +667,11 @@ def test_what_our_commands_write_is_their_users_alone(tmp_path):
 def test_the_policy_in_words_has_every_property(made):
     done = CliRunner().invoke(app, ["kit", "check", "--offline", str(made / "prod_00/hospital-c")])
     assert done.exit_code == 0, done.output
-    first, scope, *lines = done.output.splitlines()
+    first, own, root, scope, *lines = done.output.splitlines()
+    assert [own[: own.index(" is valid until")], root[: root.index(" is valid until")]] == [
+        "the certificate of hospital-c",
+        "the certificate of the root of project feddp",
+    ]
     assert first.endswith("client hospital-c of project feddp may start")
     assert scope == "a job under scope feddp"
     assert [line[line.index("(") + 1 : line.index(")")] for line in lines] == [field.name for field in fields(SitePolicy)]

@@ -4,14 +4,11 @@ import json
 import os
 import re
 import shutil
-import socket
-import ssl
 import subprocess
 import sys
-import threading
 import zipfile
 from argparse import ArgumentParser
-from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,6 +23,7 @@ from cryptography.x509.oid import NameOID
 from nvflare.apis.fl_constant import SystemComponents
 from nvflare.fuel.sec.authz import AuthzContext, Person, parse_policy_config
 from nvflare.lighter.provision import define_provision_parser, handle_provision
+from nvflare.lighter.utils import Identity, generate_cert
 from nvflare.security.security import COMMAND_CATEGORIES
 from typer.testing import CliRunner
 
@@ -33,12 +31,14 @@ from feddp.cli import app
 from feddp.data.check import check as data_check
 from feddp.errors import FedDPError
 from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
+from feddp.flare.service import units
 from feddp.kit.check import check
 from feddp.kit.renew import forget
 from feddp.provision import AT_SERVER, DEPLOYER, NOBODY, SitePolicyBuilder
 from support import ROOT
 from support.certificates import put, self_signed, signed
 from support.docs_pages import blocks, commands_for
+from support.tls import listening, mutual
 
 pytestmark = pytest.mark.tools
 
@@ -204,6 +204,14 @@ def test_local_holds_our_policy_and_nothing_wider(made, tiny_root, where):
     }
 
 
+@pytest.mark.parametrize("where", ["kits/feddp/prod_00", "own/feddp/prod_00"])
+def test_every_kit_that_runs_something_has_its_units_and_no_persons_has(made, where):
+    for name, kind in ((SERVER, "server"), ("hospital-a", "client")):
+        texts = {path.name: path.read_text() for path in (made / where / name / "local").glob("*.service")}
+        assert texts == units(kind, name)
+    assert not [*(made / where / "lead@consortium.org").rglob("*.service")]
+
+
 def test_gpus_and_their_memory_come_from_the_project_file(made):
     def manager(name):
         components = local(made / "kits/feddp/prod_00" / name, "resources.json.default")["components"]
@@ -298,6 +306,23 @@ def test_a_certificate_out_of_its_time(made, kit, days, words):
     put(kit / "startup/client.crt", signed("hospital-a", "feddp", own, root, days))
     (line,) = said(kit)
     assert line.startswith(f"{kit}/startup/client.crt: {words} ")
+
+
+def test_a_certificate_that_ends_soon_may_start_and_is_warned_of(made, kit):
+    root = json.loads((made / "kits/feddp/state/cert.json").read_text())["root_pri_key"]
+    own = load_pem_private_key((kit / "startup/client.key").read_bytes(), None)
+    by, until = load_pem_private_key(root.encode(), None), datetime.now(timezone.utc) + timedelta(days=5)
+    identity = Identity("hospital-a", "hospital_a")
+    soon = generate_cert(identity, Identity("feddp"), by, own.public_key(), not_valid_after=until)
+    put(kit / "startup/client.crt", soon)
+    first, line, root_line, *_ = said(kit)
+    assert first.endswith("may start")
+    assert re.fullmatch(
+        r"warning: the certificate of hospital-a is valid until 20\d\d-\d\d-\d\d \d\d:\d\d UTC \(4 days left\)\. Have it"
+        r" renewed \(docs/how-to/provision\.md, 'Renewal'\)\.",
+        line,
+    )
+    assert re.fullmatch(r"the certificate of the root of project feddp is valid until .* UTC \(36\d\d days left\)", root_line)
 
 
 def test_anothers_key(made, kit):
@@ -508,29 +533,6 @@ def test_the_data_are_checked(kit, tiny_root, tmp_path):
     assert said(kit) == [str(problem) for problem in data_check(data)] != []
 
 
-@contextmanager
-def listening(context: ssl.SSLContext | None, kit: Path | None):
-    """A server for a site's kit to reach, which waits to be spoken to; its port. Without a context it speaks no TLS."""
-
-    def serve():
-        with suppress(OSError):  # the test is over, or the client is turned away
-            while True:
-                plain, _ = server.accept()
-                with suppress(OSError), context.wrap_socket(plain, server_side=True) if context else plain as connection:
-                    connection.recv(1)
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        if kit:
-            path = kit / "startup/fed_client.json"
-            said = json.loads(path.read_text())
-            said["servers"][0]["service"]["target"] = f"127.0.0.1:{port}"
-            path.write_text(json.dumps(said))
-        threading.Thread(target=serve, daemon=True).start()
-        yield port
-        server.shutdown(socket.SHUT_RDWR)
-
-
 @pytest.fixture
 def on_its_machine(kit):
     """The kit, for a machine without a GPU."""
@@ -543,19 +545,12 @@ def on_its_machine(kit):
     return kit
 
 
-def mutual(kit: Path, own: Path) -> ssl.SSLContext:
-    """FLARE's server: it shows `own`'s certificate, and takes those of the kit's root alone."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=kit / "startup/rootCA.pem")
-    context.verify_mode = ssl.CERT_REQUIRED
-    name = "server" if (own / "startup/server.crt").exists() else "client"
-    context.load_cert_chain(own / f"startup/{name}.crt", own / f"startup/{name}.key")
-    return context
-
-
 def test_a_server_of_the_project_is_reached_or_not(made, on_its_machine):
     server = made / "kits/feddp/prod_00" / SERVER
     with listening(mutual(on_its_machine, server), on_its_machine):
-        assert check(on_its_machine)[1] == []
+        found = check(on_its_machine)
+    assert found.problems == []
+    assert [seen.whose for seen in found.certificates] == ["hospital-a", "the root of project feddp", f"the server {SERVER}"]
     (problem,) = check(on_its_machine)[1]
     assert re.search(r"the server 127\.0\.0\.1:\d+ does not answer", str(problem))
     assert check(on_its_machine, offline=True)[1] == []

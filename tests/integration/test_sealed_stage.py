@@ -3,6 +3,7 @@
 import csv
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,6 +24,8 @@ from feddp.reporting.page import write_markdown
 from feddp.sealing.envelope import recipients_of
 from feddp.sealing.identity import Identity
 from feddp.sealing.session import HANDSHAKE, SEALED, Session, as_bytes, as_tensor
+from feddp.stages.exchange import introduce
+from feddp.stages.message import Message
 from feddp.stages.site import last_network
 from feddp.stages.train import START, adopt
 from feddp.training.store import by_site, together
@@ -308,6 +311,28 @@ def test_a_site_whose_own_kit_is_wrong_says_so_at_home(hospitals, plan, issued, 
     assert made["A"].answer(protocol.INTRODUCE).get_return_code() == ReturnCode.TASK_RESULT_FILTER_ERROR
     assert "site A: it cannot seal or open tensors:" in made["A"].guard_error
     assert "client.key: is not the key of client.crt" in made["A"].guard_error
+
+
+def test_a_peer_whose_certificate_ends_soon_is_named_by_server_and_site(hospitals, plan, issued, office, monkeypatch):
+    """Once a job, and it is good all the same. What a site sends in place of its handshake says nothing to the server."""
+    monkeypatch.setitem(issued, "B", office.issue("B", until=12))
+    made = hospitals(plan, names=("A", "B"))
+    handshake = tensors_of(made["B"], protocol.INTRODUCE)
+    blank = Message({HANDSHAKE: torch.zeros(4, dtype=torch.uint8)}, {"consent": True})
+    answers, told = {"B": Message(handshake, {"consent": True}), "C": blank, "D": Message({}, {"consent": False})}, []
+    server = SimpleNamespace(
+        ask=lambda *asked: answers,
+        memory=SimpleNamespace(handshakes={}),
+        progress=lambda event, **entries: told.append((event, entries["message"])),
+    )
+    introduce(server, protocol.INTRODUCE)
+    ((event, line),) = told
+    assert (event, line[: line.index(" until")]) == ("certificate", "warning: the certificate of site B is valid")
+    assert line.endswith(" UTC (11 days left). Have B renew it.")
+    for _ in range(2):
+        assert tensors_of(made["A"], protocol.COLLECT, together({"B": handshake})).keys() == {SEALED}
+    lines = (made["A"].folder.parents[1] / "audit.txt").read_text().splitlines()
+    assert len([entry for entry in lines if f"[A:collect#?][{line}" in entry]) == 1
 
 
 # --- one bad peer ---------------------------------------------------------------------------------------------------------

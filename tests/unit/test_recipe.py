@@ -96,7 +96,7 @@ def test_a_recipe_is_named_after_method_and_data(toy, tiny_root):
         ({}, "the recipe has no sites"),
         (
             {"sites": ["server", "B"]},
-            "'server' is no name of a site (1 to 64 of A-Z a-z 0-9 - _, and not server, mean or Average); call",
+            "'server' is no name of a site: it is FLARE's name of the server; call",
         ),
         ({"sites": "CS"}, "sites='CS' is a text, not a list; write sites=['CS']"),
         ({"sites": SITES, "classes": "tumor"}, "classes='tumor' is a text, not a list"),

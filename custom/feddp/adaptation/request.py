@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from feddp.adaptation.choices import GLOBAL, ROUTING, AdaptationOptions, Settings, read_settings
-from feddp.data.names import require_name_of_site
+from feddp.adaptation.choices import ROUTING, AdaptationOptions, Settings, read_settings
+from feddp.data.names import require_sites
 from feddp.errors import InputError
 from feddp.training.claim import require_job_id
 from feddp.training.settings import require_name
@@ -31,9 +31,7 @@ class AdaptationRequest:
             raise InputError(f"donors={self.donors!r} is not a list of sites; name a donor")
         for site in self.sites:
             require_name("newcomer" if site is self.newcomer else "donors", site)
-        require_name_of_site(self.newcomer)
-        if GLOBAL in self.sites:
-            raise InputError(f"a site called {GLOBAL!r} cannot take part: that is the global model's name; give it another")
+        require_sites(self.sites)
         if len(set(self.sites)) < len(self.sites):
             raise InputError(f"newcomer={self.newcomer} donors={','.join(self.donors)}: a site is named twice; correct them")
         require_job_id(self.job)

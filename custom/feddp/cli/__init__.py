@@ -7,7 +7,7 @@ import sys
 import typer
 
 from feddp.cli import adapt, bench, compare, data, export, features, kit, models, report, run, runs, threshold, watch
-from feddp.errors import FedDPError, is_of_user, written_down
+from feddp.errors import FedDPError, InputError, is_of_user, written_down
 from feddp.lean import end_at_once, postpone_compiler
 from feddp.reading import plain
 
@@ -52,9 +52,15 @@ def main() -> None:
 
 
 def _run() -> None:
-    """Runs the command; one that lacks memory asks for too much, which is a user's mistake too."""
+    """Runs the command; one that lacks memory asks for too much, which is a user's mistake too, as is another FLARE."""
     try:
         app()
+    except (ImportError, AttributeError, KeyError, TypeError) as error:  # what another FLARE lacks
+        from feddp.kit.installed import other_flare
+
+        if wrong := other_flare():
+            raise InputError(wrong) from error
+        raise
     except (RuntimeError, MemoryError):
         from feddp.training.device import memory  # no command that works imports torch for this
 

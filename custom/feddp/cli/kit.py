@@ -1,4 +1,4 @@
-"""`feddp kit`: check a startup kit, approve jobs in it, show the budget that jobs have used, renew a certificate."""
+"""`feddp kit`: check and start a startup kit, approve jobs in it, show the budget that jobs used, renew a certificate."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,9 +7,12 @@ import typer
 
 from feddp.cli.options import given
 from feddp.errors import InputError
+from feddp.kit.installed import require_flare
 from feddp.reading import plain
 
-app = typer.Typer(no_args_is_help=True, help="Check a participant's startup kit; approve jobs in it; renew its certificate.")
+app = typer.Typer(
+    no_args_is_help=True, help="Check and start a participant's startup kit; approve jobs in it; renew its certificate."
+)
 
 
 @app.command()
@@ -32,17 +35,19 @@ def check(
         raise InputError("--within is for --canary; name a job's folder, or leave it out")
     if canary is not None and offline:
         raise InputError("--canary submits a job to the server; leave out --offline")
+    require_flare()
     from feddp.kit.check import check as find_problems
-    from feddp.kit.check import unseen
+    from feddp.kit.check import notes, unseen
     from feddp.kit.effective import effective
 
-    opened, problems = find_problems(kit, offline, fingerprint)
-    for problem in problems:
+    checked = find_problems(kit, offline, fingerprint)
+    for problem in checked.problems:
         typer.echo(plain(problem))
-    if problems:
+    if checked.problems:
         raise typer.Exit(2)
+    opened = checked.kit
     typer.echo(f"{kit}: {opened.kind} {opened.name} of project {opened.project} may start{unseen(opened)}")
-    for line in effective(opened):
+    for line in (*notes(checked), *effective(opened)):
         typer.echo(plain(line))
     if canary is not None:
         from feddp.kit.canary import canary as try_links
@@ -55,12 +60,24 @@ def check(
 
 
 @app.command()
+def start(kit: Annotated[Path, typer.Argument(help="The folder of a site or the server, with startup/ and local/.")]) -> None:
+    """Run a site or the server until it is stopped, here or by a command of FLARE; exit code 0 only then. What an earlier
+    process left behind, as at a power cut, does not keep it from starting."""
+    require_flare()
+    from feddp.kit.start import start as run
+
+    if code := run(kit, lambda line: typer.echo(plain(line))):
+        raise typer.Exit(code)
+
+
+@app.command()
 def approve(
     job: Annotated[Path, typer.Argument(help="The job's folder, as the lead exported it.")],
     kit: Annotated[Path, typer.Argument(help="A hospital's folder, with startup/ and local/.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask; for scripts.")] = False,
 ) -> None:
     """Print what a job will do at this hospital, and allow it to run there; exit code 2 if the hospital's bounds refuse it."""
+    require_flare()
     from feddp.kit.approve import Approval
 
     approval = Approval.of(job, kit)

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from feddp.errors import InputError
+from feddp.reading import plain
 
 
 def watch(
@@ -17,10 +18,13 @@ def watch(
     from feddp.run.watch import watch as follow
 
     if kit is not None:
-        from feddp.run.watch_job import job_of, opened
+        from feddp.run.watch_job import certificates, job_of, opened
         from feddp.sealing.kit import Kit
 
-        with opened(Kit.open(kit)) as session:
+        person = Kit.open(kit)
+        for line in certificates(person):
+            typer.echo(plain(line))
+        with opened(person) as session:
             follow(job_of(session, run))
         return
     if not run:

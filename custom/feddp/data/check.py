@@ -12,7 +12,7 @@ from typing import Any
 
 from feddp.data.contents import Contents
 from feddp.data.description import SPLITS, Row, read_dataset, read_rows
-from feddp.data.names import composed, site_name, site_problem
+from feddp.data.names import alike, composed, site_name, site_problem
 from feddp.data.pixels import read_image, read_mask, same_size
 from feddp.data.preparation import KEY, Preparation
 from feddp.data.prepare.split import needed
@@ -73,7 +73,7 @@ def examined(path: Path, named: bool = True) -> Checked:
         return Checked([Problem(path, "holds no site's folder", "Give a site's folder, or the folder that holds them")])
     strays = [Problem(child, "is no site's folder", "Move it elsewhere") for child in children if child not in sites]
     own = [problem for site in sites for problem in _check_site(site, named, found.sites)]
-    found.problems += grouped([*own, *strays, *_of_another_kind(sites), *_prepared_otherwise(sites)])
+    found.problems += grouped([*own, *strays, *_named_alike(sites), *_of_another_kind(sites), *_prepared_otherwise(sites)])
     return found
 
 
@@ -88,6 +88,14 @@ def _of_another_kind(sites: Iterable[Path]) -> Iterator[Problem]:
                 here, there = (json.dumps(value) for value in (metadata[name], theirs))
                 what = f"{name} is {short(here)}, and {short(there)} at {other.name}: no run takes both"
                 yield Problem(site / "dataset.json", what, "Prepare all sites alike, or check and run them apart")
+
+
+def _named_alike(sites: Iterable[Path]) -> Iterator[Problem]:
+    """Yields a site whose folder would be another's on the disks of Windows and macOS."""
+    paths = {site_name(site): site for site in sites}
+    if twice := alike(paths):
+        other, name = twice
+        yield Problem(paths[name], f"differs from site {other} in case only", "Give one of them another name")
 
 
 def _prepared_otherwise(sites: Iterable[Path]) -> Iterator[Problem]:

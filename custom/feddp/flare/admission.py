@@ -30,6 +30,7 @@ from feddp.flare.audit import audit
 from feddp.flare.configuration import APPS, CLIENT, FILES, META, SERVER, require_object
 from feddp.flare.documents import only_json, require_document, require_equal
 from feddp.flare.earlier import require_earlier
+from feddp.flare.ends import tell_at_site
 from feddp.flare.job_folder import admitted, read_folder, require_meta
 from feddp.flare.kept import JOB_ID, files_of
 from feddp.flare.policy import SitePolicy
@@ -43,8 +44,8 @@ class AdmittingDeployer(FLComponent, AppDeployerSpec):
     """For resources.json, under the id at which FLARE looks for an app deployer.
 
     At a site it deploys valid jobs that the policy accepts; it reports each refusal to the lead (`get_job_meta`) and writes
-    a line to the site's audit file. FLARE's server has its own deployer: there, this class checks the meta.json of submitted
-    jobs, and `AdmittedApp` checks the rest.
+    a line to the site's audit file. When a job starts, it says which certificates end soon. FLARE's server has its own
+    deployer: there, this class checks the meta.json of submitted jobs, and `AdmittedApp` checks the rest.
     """
 
     def __init__(self) -> None:
@@ -75,6 +76,9 @@ class AdmittingDeployer(FLComponent, AppDeployerSpec):
                 require_meta(fl_ctx.get_prop(FLContextKey.JOB_META))
             except FedDPError as error:
                 fl_ctx.set_prop(FLContextKey.JOB_BLOCK_REASON, audit(fl_ctx, str(error)), private=True, sticky=False)
+        elif event_type == EventType.AFTER_JOB_LAUNCH:  # at a site; a thread, because the look at the server takes a second
+            kit = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir())
+            threading.Thread(target=tell_at_site, args=(self.logger, fl_ctx, kit), daemon=True).start()
 
     def _admit(
         self, workspace: Workspace, job_id: str, job_meta: dict[str, Any], app_name: str, app_data: bytes, fl_ctx: FLContext

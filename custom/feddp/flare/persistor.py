@@ -18,6 +18,7 @@ from nvflare.widgets.info_collector import InfoCollector
 from feddp.adaptation.request import AdaptationRequest
 from feddp.errors import InputError, PolicyError
 from feddp.files import PROGRESS, Event, events_after, write_text
+from feddp.flare.ends import at_server
 from feddp.flare.kept import files_of
 from feddp.flare.messages import register_tensors
 from feddp.flare.site import runs_of
@@ -92,6 +93,9 @@ class SharedTensorPersistor(FLComponent):
             self._memory = ServerMemory(self.plan, own.name, Path(workspace.get_run_dir(job)), own, config, self.request)
             if not self.resume and self.request is None:
                 write_text(own / SUBMITTER, str(meta.get(JobMetaKey.SUBMITTER_NAME.value, "")))
+            for line in at_server(Path(workspace.get_root_dir())):
+                self.log_warning(fl_ctx, line, fire_event=False)
+                self._memory.progress("certificate", message=line)
             self._watch(self._memory, fl_ctx, str(meta.get(JobMetaKey.JOB_NAME.value, job)))
         return self._memory
 

@@ -19,6 +19,7 @@ from feddp.flare.context import SiteContext
 from feddp.partition import Tensors
 from feddp.protocol import Kind
 from feddp.reading import short
+from feddp.sealing.ends import of_peer, warnings
 from feddp.sealing.envelope import recipients_of
 from feddp.sealing.identity import Identity
 from feddp.sealing.kit import Kit
@@ -66,7 +67,11 @@ def arriving(context: SiteContext, seals: Callable[[], Session], task: str, mess
     spec, left_out = protocol.spec_of(task), partial(context.left_out, task)
     if spec.kind is Kind.COLLECTION:
         if context.consents(spec.consent):
-            seals().meet(spec.consent, task, epoch, by_site(message.tensors), _recipients(context), left_out)
+            session = seals()
+            before = session.met.keys() | set()
+            met = session.meet(spec.consent, task, epoch, by_site(message.tensors), _recipients(context), left_out)
+            for line in warnings(of_peer(peer, session.met[peer]) for peer in met if peer not in before):
+                context.audit(line)
         return {}
     if spec.kind is Kind.DELIVERY:
         peers = by_site(message.tensors)

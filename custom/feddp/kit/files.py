@@ -8,16 +8,19 @@ from pathlib import Path
 
 from nvflare.fuel.utils.config import ConfigFormat
 
-from feddp.errors import InputError, Problem
+from feddp.errors import BadFile, InputError, Problem
+from feddp.flare.service import units
 from feddp.flare.tracking import TRACKING
+from feddp.limits import PEM_BYTES
+from feddp.reading import read
 from feddp.sealing.kit import ADMIN, CLIENT, SERVER, Kit
 
 _OWN = ("resources.json", "authorization.json", "log_config.json")
 _SITES = {name + end for name in _OWN for end in ("", ".default")}
 _SITES |= {"comm_config.json", "study_runtime.yaml", "privacy.json.sample"}
 LOCAL = {
-    SERVER: _SITES | {TRACKING},
-    CLIENT: _SITES | {"privacy.json", "relay__resources.json"},
+    SERVER: _SITES | {TRACKING, *units(SERVER, "")},
+    CLIENT: _SITES | {"privacy.json", "relay__resources.json", *units(CLIENT, "")},
     ADMIN: {"resources.json", "resources.json.default"},
 }
 # FLARE searches these, with each of its extensions, in the kit's folder and all folders below it, in no fixed order
@@ -44,7 +47,7 @@ def require_owner(kit: Kit) -> None:
 
 def file_problems(kit: Kit) -> list[Problem]:
     """Returns files that no kit has, and modes that let other users read or change a kit's files."""
-    return [*_unknown(kit), *_shadows(kit), *_importable(kit.folder), *_modes(kit)]
+    return [*_unknown(kit), *_units(kit), *_shadows(kit), *_importable(kit.folder), *_modes(kit)]
 
 
 def _unknown(kit: Kit) -> Iterator[Problem]:
@@ -53,6 +56,18 @@ def _unknown(kit: Kit) -> Iterator[Problem]:
             yield Problem(path, "holds code, which FLARE loads when it starts", "Remove it")
         elif path.name not in LOCAL[kit.kind]:
             yield Problem(path, "is not a file of a kit; FLARE may read it as configuration", "Remove it from local/")
+
+
+def _units(kit: Kit) -> Iterator[Problem]:
+    """Yields the units that provisioning did not write so: an administrator copies them to where systemd reads them."""
+    for name, unit in units(kit.kind, kit.name).items() if kit.kind != ADMIN else ():
+        path = kit.folder / "local" / name
+        try:
+            if os.path.lexists(path) and read(path, PEM_BYTES) != unit.encode():
+                what = "differs from the unit that provisioning writes"
+                yield Problem(path, what, "Restore or remove it, and change the copy that systemd reads")
+        except BadFile as bad:
+            yield bad.problem
 
 
 def _shadows(kit: Kit) -> Iterator[Problem]:

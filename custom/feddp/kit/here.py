@@ -1,10 +1,10 @@
 """Checks that only the machine on which a kit will run can make: the server answers, the device exists."""
 
-import socket
-import ssl
-from typing import Any
+import os
+from dataclasses import replace
 
 import torch
+from cryptography import x509
 
 from feddp.errors import FedDPError, Problem
 from feddp.flare.scopes import scopes_of
@@ -12,63 +12,40 @@ from feddp.kit.components import args_of
 from feddp.kit.containers import runtime
 from feddp.kit.privacy import privacy_file
 from feddp.sealing.kit import CLIENT, SERVER, Kit, components
+from feddp.sealing.reach import reach
 from feddp.training.device import usable
 
-PATIENCE = 5  # seconds for the server to accept a connection and to refuse a certificate
+_PROXIES = {f"{kind}_proxy" for kind in ("http", "https", "ws", "wss", "all", "no", "socks", "socks5", "grpc")}
 
 
-def here_problems(kit: Kit) -> list[Problem]:
-    """Returns the problems of the connection to the server, made with the kit's certificate, and of a site's devices."""
-    problems = [*_blank(kit), *([] if kit.kind == SERVER else _reach(kit))]
+def here_problems(kit: Kit) -> tuple[list[Problem], x509.Certificate | None]:
+    """Returns the problems of the connection to the server, made with the kit's certificate, and of a site's devices; and the
+    certificate that the server showed."""
+    problem, server = (None, None) if kit.kind == SERVER else reach(kit)
+    if problem and (unused := proxies()):
+        problem = replace(problem, remedy=f"{problem.remedy}. {unused}")
+    problems = [*blank(kit), *([problem] if problem else [])]
     if kit.kind == CLIENT and runtime(kit) is None:
         problems += _devices(kit)
-    return problems
+    return problems, server
 
 
-def _blank(kit: Kit) -> list[Problem]:
+def proxies() -> str:
+    """Returns a sentence about the variables of this process that name a proxy, which FLARE does not use; "" without any."""
+    found = [name for name, value in sorted(os.environ.items()) if name.lower() in _PROXIES and value]
+    if not found:
+        return ""
+    one = len(found) == 1
+    seen = f"{', '.join(found)} {'is' if one else 'are'} set here, but {'is' if one else 'are'} not used"
+    return f"{seen}: FLARE connects to the server directly, so the firewall must let it"
+
+
+def blank(kit: Kit) -> list[Problem]:
     """FLARE's start scripts do not quote the kit's path: with a blank in it they start nothing, and say so nowhere."""
     path = kit.folder.resolve()
     odd = any(letter.isspace() or letter in "*?[" for letter in str(path))
     what = "FLARE's start scripts cannot start a kit below a path with blanks, *, ? or ["
     return [Problem(path, what, "Move the kit to another path")] if odd else []
-
-
-def _reach(kit: Kit) -> list[Problem]:
-    """Checks that a server of this project listens and accepts this certificate."""
-    host, port = kit.server
-    wrong, remedy = "", "Start the server, open the firewall, or leave this out with --offline"
-    try:
-        context = ssl.create_default_context(cafile=kit.root)
-        context.check_hostname = False  # FLARE's clients check the root and the common name, not the host
-        context.load_cert_chain(kit.certificate, kit.key)
-        with socket.create_connection((host, port), timeout=PATIENCE) as plain, context.wrap_socket(plain) as secured:
-            secured.settimeout(1)
-            if (shown := _name(secured)) != kit.server_identity:
-                wrong = f"shows the certificate of {shown}, but the kit names {kit.server_identity}"
-                remedy = "Correct the address, or ask for a new kit"
-            elif _hangs_up(secured):
-                wrong = "refuses this kit's certificate"
-    except ssl.SSLCertVerificationError as error:
-        wrong, remedy = f"is not of this project ({error.verify_message})", "Correct the address, or ask for a new kit"
-    except ssl.SSLError as error:
-        wrong = f"makes no TLS connection with this kit's certificate ({error.reason})"
-    except OSError as error:
-        wrong = f"does not answer ({error})"
-    return [Problem(kit.configuration, f"the server {host}:{port} {wrong}", remedy)] if wrong else []
-
-
-def _name(secured: ssl.SSLSocket) -> str:
-    """Returns the common name in the other side's certificate. A site's FLARE compares it with the name in the kit."""
-    subject: Any = (secured.getpeercert() or {}).get("subject", ())  # sequences of pairs (name, value)
-    return next((str(value) for part in subject for key, value in part if key == "commonName"), "nobody")
-
-
-def _hangs_up(secured: ssl.SSLSocket) -> bool:
-    """Whether the server closes the connection. If it accepts the certificate, it waits for our first message."""
-    try:
-        return not secured.recv(1)
-    except TimeoutError:
-        return False
 
 
 def _devices(kit: Kit) -> list[Problem]:

@@ -13,6 +13,7 @@ from functools import cached_property
 from hashlib import sha256
 from typing import Any
 
+from feddp.data.names import require_sites
 from feddp.errors import InputError
 from feddp.limits import CHANNELS, CLASSES, SIZE
 from feddp.methods import METHODS
@@ -193,6 +194,7 @@ class Plan:
                 require_name(name, item)
             if name != "stages" and len(set(value)) < len(value):
                 raise InputError(f"{name}={shown(value)} has a name twice; correct the plan")
+        require_sites(self.sites)
         if not isinstance(self.settings, Mapping):
             raise InputError(f"settings={shown(self.settings)} is not an object of names and values; correct the plan")
 

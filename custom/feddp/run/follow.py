@@ -113,6 +113,8 @@ class Follower:
             _line(bar, f"damaged: {event['message']}")
         elif kind in ("empty", "versions"):
             _line(bar, f"warning: {event['message']}")
+        elif kind == "certificate":
+            _line(bar, event["message"])
         elif kind == "refused":
             _line(bar, f"refused: {event['reason']}")
         elif kind == "error":

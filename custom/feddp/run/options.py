@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor
 
 from feddp.data.folder import SiteFolder
-from feddp.data.names import require_name_of_site
 from feddp.data.pixels import MODES
 from feddp.errors import InputError
 from feddp.files import RUN, WEIGHTS
@@ -93,8 +92,6 @@ class Options:
         """
         values: dict[str, Any] = pairs(self.settings)
         values.setdefault("min_sites", min(LEAST_SITES, len(sites)))  # what hospitals ask of a job (`flare.bounds`)
-        for name in sites:
-            require_name_of_site(name)
         if self.method not in METHODS:
             raise InputError(f"unknown method {self.method!r}; known: {', '.join(METHODS)}")
         if metadata["channels"] not in MODES:

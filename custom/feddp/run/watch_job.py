@@ -13,13 +13,16 @@ from nvflare.apis.job_def import JobMetaKey, RunStatus
 from nvflare.fuel.flare_api.api_spec import JobNotFound, JobNotRunning
 from nvflare.fuel.flare_api.flare_api import Session
 
-from feddp.errors import InputError
+from feddp.errors import BadFile, InputError
 from feddp.flare.admin_session import is_final, opened_session, session_errors
 from feddp.flare.persistor import STANDING, STATS
 from feddp.reading import is_count, is_name, is_number, is_text
 from feddp.reporting.standing import RUNNING
 from feddp.run.watch import Look, Watched
+from feddp.sealing.ends import Seen, of_kit, of_server
 from feddp.sealing.kit import ADMIN, Kit
+from feddp.sealing.kit_certificates import require_certificates
+from feddp.sealing.reach import reach
 
 
 class WatchedJob(Watched):
@@ -119,15 +122,28 @@ def _is_whole(value: Any, parts: Mapping[str, Callable[[Any], bool]]) -> bool:
     return isinstance(value, dict) and all(name in value and fits(value[name]) for name, fits in parts.items())
 
 
+def certificates(kit: Kit) -> list[Seen]:
+    """Returns the certificates of the person whose kit it is, and the one that the server shows.
+
+    Raises:
+        FedDPError: the kit is not a person's, a certificate is not valid, or the server does not answer.
+    """
+    if kit.kind != ADMIN:
+        raise InputError(f"{kit.folder} is the kit of a {kit.kind}; jobs are watched with a person's kit")
+    require_certificates(kit)
+    problem, server = reach(kit)
+    if problem:
+        raise BadFile(problem)
+    return of_kit(kit) + ([of_server(server)] if server else [])
+
+
 @contextmanager
 def opened(kit: Kit) -> Iterator[Session]:
     """Yields a session of the person whose kit it is.
 
     Raises:
-        FedDPError: the kit is not a person's, or the server does not let the person in.
+        FedDPError: the server does not let the person in.
     """
-    if kit.kind != ADMIN:
-        raise InputError(f"{kit.folder} is the kit of a {kit.kind}; jobs are watched with a person's kit")
     with _asked(kit.name):
         session = opened_session(kit.name, kit.folder)
     with closing(session):

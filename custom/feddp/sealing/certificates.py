@@ -1,6 +1,6 @@
-"""Reads the fields of a certificate and checks issuer and dates."""
+"""Reads the fields of a certificate, checks issuer and dates, and says when it ends."""
 
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -36,6 +36,11 @@ def expired(certificate: x509.Certificate) -> str | None:
     """Returns the fault of an expired certificate, or None."""
     until = certificate.not_valid_after_utc
     return f"expired on {until:%Y-%m-%d %H:%M} UTC" if _now() > until else None
+
+
+def days_left(certificate: x509.Certificate) -> float:
+    """Returns the days until a certificate ends, below 0 if it has ended."""
+    return (certificate.not_valid_after_utc - _now()) / timedelta(days=1)
 
 
 def _now() -> datetime:

@@ -5,6 +5,7 @@ import secrets
 from dataclasses import dataclass
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 
 from feddp.errors import SealingError
 from feddp.sealing.identity import Identity, signed
@@ -50,6 +51,14 @@ def meet(identity: Identity, name: str, handshake: bytes, job: str, exchange: st
     if statement != wanted or not signed(certificate, signature, _signed_part(statement)):
         raise SealingError(f"site {name} did not sign the handshake that the server relayed for this exchange")
     return Peer(name, certificate, challenge)
+
+
+def certificate_in(handshake: bytes) -> x509.Certificate | None:
+    """Returns the certificate in a handshake that nobody has checked, for a look at its dates; None if there is none."""
+    try:
+        return x509.load_pem_x509_certificate(str(json.loads(handshake)["certificate"]).encode())
+    except (ValueError, KeyError, TypeError, RecursionError, x509.InvalidVersion, UnsupportedAlgorithm):
+        return None
 
 
 def _signed_part(statement: dict[str, str]) -> bytes:

@@ -19,6 +19,7 @@ from feddp.sealing.kit import AGAIN, Kit
 T = TypeVar("T")
 
 UNREADABLE = (ValueError, x509.InvalidVersion, UnsupportedAlgorithm)  # what a certificate's parser raises
+ROOTS = "A new root is a new project: ask the consortium for new kits for all"
 RENEW = "Have it renewed (docs/how-to/provision.md, 'Renewal')"
 
 
@@ -43,7 +44,7 @@ def certificate_problems(kit: Kit, fingerprint: str | None = None) -> list[Probl
     if certificate is not None:
         if (name := name_of(certificate)) != kit.name:
             problems.append(Problem(kit.certificate, f"belongs to {name}, but the kit to {kit.name}", AGAIN))
-        problems += _dates(kit.certificate, certificate)
+        problems += _dates(kit.certificate, certificate, RENEW)
         if root is not None and not issued_by(certificate, root):
             problems.append(Problem(kit.certificate, f"was not issued by {kit.root.name}", AGAIN))
         if key is not None and key.public_key() != certificate.public_key():
@@ -51,8 +52,14 @@ def certificate_problems(kit: Kit, fingerprint: str | None = None) -> list[Probl
     return problems
 
 
+def require_certificates(kit: Kit) -> None:
+    """Raises BadFile with the first problem of certificate, key and root."""
+    if problems := certificate_problems(kit):
+        raise BadFile(problems[0])
+
+
 def _of_the_root(kit: Kit, root: x509.Certificate, fingerprint: str | None) -> list[Problem]:
-    problems = _dates(kit.root, root)
+    problems = _dates(kit.root, root, ROOTS)
     if (name := name_of(root)) != kit.project:
         problems.append(Problem(kit.root, f"is the root of project {name}, but the kit is of {kit.project}", AGAIN))
     own = root.fingerprint(SHA256()).hex()
@@ -82,11 +89,11 @@ def _certificate(pem: bytes) -> x509.Certificate:
     return certificate
 
 
-def _dates(path: Path, certificate: x509.Certificate) -> list[Problem]:
+def _dates(path: Path, certificate: x509.Certificate, renew: str) -> list[Problem]:
     if early := not_yet_valid(certificate):
         return [Problem(path, early, "Set this machine's clock, or wait")]
     if late := expired(certificate):
-        return [Problem(path, late, RENEW)]
+        return [Problem(path, late, renew)]
     return []
 
 

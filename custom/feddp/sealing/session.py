@@ -4,6 +4,7 @@ import threading
 from collections.abc import Collection, Mapping
 
 import torch
+from cryptography import x509
 from torch import Tensor
 
 from feddp.errors import SealingError
@@ -30,6 +31,7 @@ class Session:
 
     def __init__(self, identity: Identity, job: str):
         self.identity, self.job = identity, job
+        self.met: dict[str, x509.Certificate] = {}  # the certificate of each peer whose handshake was valid
         self._challenges: dict[str, str] = {}
         self._opened: dict[str, int] = {}  # the last epoch, by task
         self._met = _Met()
@@ -65,6 +67,7 @@ class Session:
         relayed = {site: as_bytes(site, HANDSHAKE, handshakes[site], LIMIT) for site in wanted}
         met = good(wanted, lambda site: meet(self.identity, site, relayed[site], self.job, exchange), left_out)
         self._met.next = Binding(self.job, task, epoch), list(met.values())
+        self.met |= {site: peer.certificate for site, peer in met.items()}
         return list(met)
 
     def seal(self, task: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -53,6 +53,7 @@ _NEEDED = {
     "refused": ("site", "task", "reason"),
     "empty": ("site", "message"),
     "versions": ("message",),
+    "certificate": ("message",),
     "round": ("round", "of", "seconds"),
     "resumed": ("round", "of"),
     "returned": ("site",),

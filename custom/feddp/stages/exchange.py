@@ -9,8 +9,10 @@ from typing import Any
 
 from feddp import protocol
 from feddp.partition import Tensors
+from feddp.sealing.ends import of_peer, warnings
 from feddp.sealing.envelope import recipients_of
-from feddp.sealing.session import SEALED, as_bytes
+from feddp.sealing.handshake import LIMIT, certificate_in
+from feddp.sealing.session import HANDSHAKE, SEALED, as_bytes
 from feddp.stages.message import Message
 from feddp.stages.server import Server
 from feddp.training.store import together
@@ -35,9 +37,18 @@ def introduce(server: Server, task: str, sites: Sequence[str] | None = None) -> 
     the collections under the same consent word."""
     data = Message() if sites is None else {site: Message() for site in sites}
     answers = server.ask(task, data, ("consent",))
+    for line in _ending(answers):
+        server.progress("certificate", message=line)
     shown = together({site: answer.tensors for site, answer in answers.items()})
     server.memory.handshakes[protocol.spec_of(task).consent] = shown
     return answers
+
+
+def _ending(answers: Mapping[str, Message]) -> list[str]:
+    """Returns a line for each site whose handshake has a certificate that ends soon. The server judges nothing by it."""
+    sent = {site: answer.tensors for site, answer in sorted(answers.items()) if HANDSHAKE in answer.tensors}
+    found = {site: certificate_in(as_bytes(site, HANDSHAKE, tensors, LIMIT)) for site, tensors in sent.items()}
+    return warnings(of_peer(site, certificate) for site, certificate in found.items() if certificate)
 
 
 def collect(server: Server, task: str, sites: Sequence[str] | None = None, **metadata: Any) -> dict[str, Message]:

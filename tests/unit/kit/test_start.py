@@ -1,0 +1,233 @@
+"""Starting a kit: what a power cut left does not keep it down, its end has a code for systemd, and nothing runs twice.
+
+In the place of FLARE's script stands a line of shell; the kit's other files are such as provisioning writes.
+"""
+
+import configparser
+import os
+import signal
+import subprocess
+import threading
+import time
+
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from feddp.cli import app
+from feddp.errors import InputError
+from feddp.flare.service import COMMAND, KIT, USER, units
+from feddp.kit.files import LOCAL, file_problems
+from feddp.kit.processes import FILES, noted, running, runs, stale_problems
+from feddp.kit.start import start
+from feddp.sealing.kit import Kit
+from support.certificates import Office, kit_of
+from support.docs_pages import blocks_for
+
+
+@pytest.fixture(scope="module")
+def issued():
+    office = Office()
+    return office, office.issue("A"), office.issue("B", since=-9, until=-2)
+
+
+@pytest.fixture
+def made(tmp_path, issued):
+    """A site's kit, whose `sub_start.sh` runs one line of bash in the kit's folder."""
+
+    def make(line: str, name: str = "A"):
+        office, *both = issued
+        kit = kit_of(tmp_path / "kit", name, office, *both[name == "B"])
+        (kit / "local").mkdir()
+        (kit / "local/resources.json.default").write_text('{"components": []}')
+        (kit / "startup/sub_start.sh").write_text(f'cd "{kit}"; echo "$@" >> ran; {line}\n')
+        kit.chmod(0o700)
+        return kit
+
+    return make
+
+
+@pytest.fixture
+def stranger():
+    """A process that has nothing to do with the kit."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process
+        process.kill()
+
+
+def quiet(line: str) -> None:
+    """Takes a line that the test does not look at."""
+
+
+# what a power cut left
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("content", ["{pid}", "{pid}\n", "0", "-1", "x", ""])
+def test_a_number_that_is_not_the_kits_is_named_and_removed(made, stranger, name, content):
+    """FLARE's script asks `kill -0`, to which 0 and -1 are processes that may be signalled. An empty file it removes itself."""
+    kit = made("touch shutdown.fl")
+    (kit / name).write_text(content.format(pid=stranger.pid))
+    problems = stale_problems(Kit.open(kit))
+    if content:
+        (problem,) = problems
+        known = f"names process {stranger.pid}, which is not of this kit (sleep 60)" if "pid" in content else "holds "
+        assert str(problem).startswith(f"{kit / name}: {known}")
+    else:
+        assert problems == []
+    lines = []
+    assert start(kit, lines.append) == 0
+    assert len(lines) == 1
+    assert lines[0].startswith(f"{kit / name} ")
+    assert lines[0].endswith("; removed")
+    assert (kit / "ran").read_text() == "--once\n"
+    assert not [path for path in kit.iterdir() if path.suffix == ".fl"]
+
+
+def test_a_number_of_a_process_that_has_ended_keeps_nothing_down(made, stranger):
+    kit = made("touch shutdown.fl")
+    stranger.kill()
+    stranger.wait()
+    (kit / "pid.fl").write_text(str(stranger.pid))
+    assert stale_problems(Kit.open(kit)) == []
+    assert [each.why for each in noted(Kit.open(kit))] == [f"names process {stranger.pid}, which has ended"]
+
+
+@pytest.mark.parametrize("how", ["sub_start.sh", "relative", "client_train"])
+def test_the_kits_own_process_is_told_from_anothers(made, tmp_path, how):
+    """By its command line, whatever folder it was started in; another kit's is a stranger."""
+    kit, other = made("exec sleep 60"), tmp_path / "other"
+    words = {
+        "sub_start.sh": ["bash", "-c", "sleep 60; true", str(kit / "startup/sub_start.sh")],
+        "relative": ["bash", "-c", "sleep 60; true", "startup/sub_start.sh"],
+        "client_train": ["bash", "-c", "sleep 60; true", "nvflare.private.fed.app.client.client_train", "-m", str(kit)],
+    }[how]
+    with subprocess.Popen(words, cwd=kit, start_new_session=True) as process:
+        try:
+            (kit / "daemon_pid.fl").write_text(str(process.pid))
+            assert stale_problems(Kit.open(kit)) == []
+            assert running(Kit.open(kit)).pid == process.pid
+            with pytest.raises(InputError, match=f"runs already, as process {process.pid}; stop it first"):
+                start(kit, quiet)
+            kit.rename(other)
+            moved = Kit.open(other)
+            assert runs(moved, psutil.Process(process.pid)) is (how == "relative"), "its folder is that of the moved kit"
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+# how it ends
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("touch shutdown.fl; exit 1", 0),  # a command of FLARE's
+        ("exit 3", 3),
+        ("exit 0", 1),  # it ended, and nobody asked it to
+        ("kill -9 $$", 137),
+    ],
+)
+def test_the_code_is_0_only_if_somebody_stopped_it(made, line, code):
+    assert start(made(line), quiet) == code
+
+
+def test_a_restart_is_one(made):
+    kit = made("if [ -e again ]; then touch shutdown.fl; else touch again restart.fl; fi")
+    assert start(kit, quiet) == 0
+    assert (kit / "ran").read_text() == "--once\n" * 2
+
+
+def test_what_an_earlier_process_asked_for_does_not_hold(made):
+    kit = made("exit 4")
+    (kit / "shutdown.fl").touch()
+    assert start(kit, quiet) == 4
+
+
+def test_systemd_stops_it_and_its_process(made):
+    """And FLARE's own script would meanwhile be told that the kit runs."""
+    kit, seen = made("exec sleep 60"), []
+
+    def stop():
+        while not (kit / "ran").exists():
+            time.sleep(0.05)
+        seen.append(int((kit / "daemon_pid.fl").read_text()))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop).start()
+    began = time.monotonic()
+    assert start(kit, quiet) == 0
+    assert time.monotonic() - began < 15
+    assert seen == [os.getpid()]
+    assert not [child for child in psutil.Process().children() if "sleep" in child.cmdline()]
+
+
+# what is not started
+
+
+def test_an_expired_certificate_starts_nothing(made):
+    with pytest.raises(InputError, match="client.crt: expired on"):
+        start(made("true", "B"), quiet)
+
+
+def test_a_person_starts_nothing(made):
+    kit = made("true")
+    (kit / "startup/fed_client.json").rename(kit / "startup/fed_admin.json")
+    admin = '{"admin": {"username": "A", "project_name": "feddp", "host": "x", "port": 1}}'
+    (kit / "startup/fed_admin.json").write_text(admin)
+    with pytest.raises(InputError, match="is a person's kit, which starts nothing"):
+        start(kit, quiet)
+
+
+def test_the_command_ends_with_the_code(made):
+    assert CliRunner().invoke(app, ["kit", "start", str(made("exit 7"))]).exit_code == 7
+
+
+# the units
+
+
+@pytest.mark.parametrize("kind", ["server", "client"])
+def test_a_unit_is_one_and_restarts_only_what_failed(kind):
+    """`systemd-analyze verify` was run by hand: no test needs systemd."""
+    own, system = (units(kind, "fl.example.org")[name] for name in sorted(units(kind, ""), reverse=True))
+    for text, target in ((system, "multi-user.target"), (own, "default.target")):
+        unit = configparser.ConfigParser()
+        unit.optionxform = str
+        unit.read_string(text)
+        assert unit["Service"]["ExecStart"] == f"{COMMAND} kit start {KIT}"
+        assert unit["Service"]["Restart"] == "on-failure"
+        assert unit["Install"]["WantedBy"] == target
+        assert unit["Unit"]["StartLimitIntervalSec"] == "0"
+        assert (unit["Service"].get("User") == USER) is (text is system)
+    assert units(kind, "").keys() <= LOCAL[kind]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_commands_of_the_page_fill_a_unit_in(tmp_path, number):
+    """Without systemd, to which the other lines speak; sudo and tee write below the home folder."""
+    block = blocks_for("test_start", "docs/how-to/site-requirements.md")[number].text.replace("/etc/", "home/etc/")
+    for folder in ("hospital-a/local", "home/etc/systemd/system", "bin"):
+        (tmp_path / folder).mkdir(parents=True)
+    for name, text in units("client", "hospital-a").items():
+        (tmp_path / "hospital-a/local" / name).write_text(text)
+    for name, line in (("sudo", '"$@"'), ("systemctl", "true"), ("loginctl", "true"), ("feddp", "true")):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "HOME": str(tmp_path / "home"), "USER": "clinic"}
+    subprocess.run(["bash", "-euc", block], cwd=tmp_path, env=env, check=True, capture_output=True)
+    (written,) = (tmp_path / "home").rglob("feddp-site.service")
+    lines = written.read_text().splitlines()
+    assert f"ExecStart={tmp_path}/bin/feddp kit start {tmp_path}/hospital-a" in lines
+    assert ("User=clinic" in lines) is (number == 1)
+    assert "@" not in written.read_text()
+
+
+def test_a_changed_unit_is_found(made):
+    kit = made("true")
+    for name, text in units("client", "A").items():
+        (kit / "local" / name).write_text(text)
+    (kit / "startup/client.key").chmod(0o600)
+    assert file_problems(Kit.open(kit)) == []
+    (kit / "local/feddp-site.service").write_text(units("client", "A")["feddp-site.service"] + "ExecStartPre=/bin/x\n")
+    (problem,) = file_problems(Kit.open(kit))
+    assert str(problem).startswith(f"{kit}/local/feddp-site.service: differs from the unit that provisioning writes. Restore")

@@ -1,0 +1,185 @@
+"""When certificates end: said with the date, warned of below 30 days, and a server's that has ended is named as that."""
+
+import json
+import logging
+import ssl
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from nvflare.apis.fl_context import FLContext
+from nvflare.fuel.sec.audit import AuditService
+from nvflare.lighter.utils import Identity, generate_cert, serialize_cert
+
+from feddp.errors import BadFile
+from feddp.flare.ends import at_server, tell_at_site
+from feddp.run.watch_job import certificates
+from feddp.sealing.ends import SOON, of_kit, of_server, warnings
+from feddp.sealing.kit import Kit
+from feddp.sealing.kit_certificates import ROOTS, certificate_problems
+from feddp.sealing.reach import reach
+from support.certificates import PROJECT, SERVER, Office, kit_of
+from support.tls import listening, mutual
+
+
+@pytest.fixture(scope="module")
+def office():
+    return Office()
+
+
+@pytest.fixture
+def site(office, tmp_path):
+    """A site's kit, whose certificate is valid until so many days from now."""
+    return lambda days=360: kit_of(tmp_path / "kit", "A", office, *office.issue("A", until=days))
+
+
+@pytest.fixture
+def server(office, tmp_path):
+    """The server's certificate and key, in a folder from which `mutual` takes them."""
+
+    def make(since=0, until=360, by=office):
+        return kit_of(tmp_path / "server", SERVER, by, *by.issue(SERVER, since=since, until=until))
+
+    return make
+
+
+def day(days: int) -> str:
+    return f"{datetime.now(timezone.utc) + timedelta(days=days):%Y-%m-%d}"
+
+
+@pytest.mark.parametrize(("days", "warned"), [(360, False), (SOON + 1, False), (SOON, True), (5, True), (1, True)])
+def test_the_end_of_a_kit_is_said_and_warned_of(site, days, warned):
+    """Issued some milliseconds ago, a certificate of N days has N − 1 whole days left."""
+    own, root = of_kit(Kit.open(site(days)))
+    assert ("is valid until " + day(days)) in str(own)
+    assert f"({days - 1} day{'' if days == 2 else 's'} left)" in str(own)
+    assert str(own).startswith("warning: the certificate of A is") is warned
+    assert warnings([own, root]) == ([str(own)] if warned else [])
+    assert str(root).startswith(f"the certificate of the root of project {PROJECT} is valid until {day(3650)}")
+
+
+def test_the_roots_own_end(site, office):
+    """A new certificate for the participant would not help: the remedy is another one."""
+    kit = site()
+    own, now = Identity(PROJECT), datetime.now(timezone.utc)
+
+    def root(until):
+        dates = {"not_valid_before": now - timedelta(days=9), "not_valid_after": now + timedelta(days=until)}
+        made = generate_cert(own, own, office.key, office.key.public_key(), ca=True, **dates)
+        (kit / "startup/rootCA.pem").write_bytes(serialize_cert(made))
+
+    root(7)
+    (line,) = warnings(of_kit(Kit.open(kit)))
+    assert line.startswith(f"warning: the certificate of the root of project {PROJECT} is valid until {day(7)}")
+    assert line.endswith(f"{ROOTS}.")
+    root(-1)
+    (problem,) = certificate_problems(Kit.open(kit))
+    assert str(problem).startswith(f"{kit}/startup/rootCA.pem: expired on {day(-1)}")
+    assert problem.remedy == ROOTS
+
+
+@pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_3, ssl.TLSVersion.TLSv1_2])
+@pytest.mark.parametrize(("since", "until", "words"), [(-9, -2, "expired on"), (3, 9, "is not valid before")])
+def test_a_server_whose_certificate_is_out_of_its_time(site, server, since, until, words, newest):
+    """It is the project's, and another address would be the wrong remedy. An older TLS keeps the date to itself."""
+    kit = site()
+    context = mutual(kit, server(since, until))
+    context.maximum_version = newest
+    with listening(context, kit):
+        problem, shown = reach(Kit.open(kit))
+    assert shown is None
+    dated = f"{words} {day(until if until < 0 else since)}" if newest is ssl.TLSVersion.TLSv1_3 else "has expired"
+    if newest is ssl.TLSVersion.TLSv1_2 and until > 0:
+        dated = "is not valid yet"
+    assert f" is of this project, but its certificate {dated}" in problem.what
+    assert problem.remedy == "Ask the consortium to have the server's certificate renewed, or set this machine's clock"
+
+
+def test_another_projects_expired_certificate_is_another_projects(site, server):
+    kit = site()
+    with listening(mutual(kit, server(-9, -2, Office())), kit):
+        problem, _ = reach(Kit.open(kit))
+    assert "is not of this project (" in problem.what
+
+
+def test_a_server_whose_certificate_ends_soon_is_reached_and_warned_of(site, server):
+    kit = site()
+    with listening(mutual(kit, server(until=12)), kit):
+        problem, shown = reach(Kit.open(kit))
+    assert problem is None
+    assert str(of_server(shown)).startswith(f"warning: the certificate of the server {SERVER} is valid until {day(12)}")
+
+
+# the start of a job
+
+
+@pytest.fixture
+def audit(tmp_path):
+    AuditService.close()
+    AuditService.initialize(str(tmp_path / "audit.txt"))
+    yield tmp_path / "audit.txt"
+    AuditService.close()
+
+
+@pytest.mark.parametrize(("own", "servers", "warned"), [(360, 360, []), (5, 20, ["A", f"the server {SERVER}"])])
+def test_a_site_says_at_a_jobs_start_what_ends(site, server, audit, caplog, own, servers, warned):
+    kit = site(own)
+    with listening(mutual(kit, server(until=servers)), kit), caplog.at_level(logging.INFO):
+        tell_at_site(logging.getLogger("x"), FLContext(), kit)
+    said = [record.message for record in caplog.records]
+    assert len([line for line in said if " is valid until " in line]) == 3
+    lines = audit.read_text().splitlines()
+    assert len(lines) == len(warned)
+    assert all(f"[warning: the certificate of {whose} is valid until " in "".join(lines) for whose in warned)
+
+
+def test_a_site_whose_server_has_an_expired_certificate_says_so(site, server, audit, caplog):
+    kit = site()
+    with listening(mutual(kit, server(-9, -2)), kit):
+        tell_at_site(logging.getLogger("x"), FLContext(), kit)
+    assert "is of this project, but its certificate expired on" in audit.read_text()
+
+
+def test_the_servers_own_end_at_a_jobs_start(office, tmp_path):
+    """Nothing where the process has no kit, or the certificate is good for long."""
+    assert at_server(tmp_path) == []
+    startup = tmp_path / "startup"
+    startup.mkdir()
+    target = {"name": PROJECT, "service": {"target": f"{SERVER}:8002"}, "admin_server": SERVER}
+    (startup / "fed_server.json").write_text(json.dumps({"servers": [target]}))
+    (startup / "rootCA.pem").write_bytes(serialize_cert(office.root))
+    for days, count in ((360, 0), (12, 1)):
+        (startup / "server.crt").write_bytes(serialize_cert(office.issue(SERVER, until=days, host=SERVER)[0]))
+        lines = at_server(tmp_path)
+        assert len(lines) == count
+    assert lines[0].startswith(f"warning: the certificate of the server {SERVER} is valid until {day(12)}")
+
+
+# a person's kit
+
+
+@pytest.fixture
+def person(office, tmp_path):
+    def make(days, port=8002):
+        kit = kit_of(tmp_path / "lead", "lead@x.org", office, *office.issue("lead@x.org", "lead", since=-9, until=days))
+        (kit / "startup/fed_client.json").unlink()
+        admin = {"username": "lead@x.org", "project_name": PROJECT, "host": "127.0.0.1", "port": port}
+        (kit / "startup/fed_admin.json").write_text(json.dumps({"admin": admin | {"server_identity": SERVER}}))
+        return Kit.open(kit)
+
+    return make
+
+
+def test_who_watches_is_told_what_ends(person, server, site):
+    with listening(mutual(site(), server(until=12)), None) as port:
+        own, root, servers = certificates(person(5, port))
+    assert (own.whose, own.soon, root.soon, servers.soon) == ("lead@x.org", True, False, True)
+
+
+def test_who_watches_with_an_expired_certificate_is_told_that(person):
+    with pytest.raises(BadFile, match="client.crt: expired on"):
+        certificates(person(-2))
+
+
+def test_who_watches_a_server_with_an_expired_certificate_is_told_that(person, server, site):
+    with listening(mutual(site(), server(-9, -2)), None) as port, pytest.raises(BadFile, match="its certificate expired on"):
+        certificates(person(360, port))
