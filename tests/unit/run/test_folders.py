@@ -16,7 +16,7 @@ def runs(toy, tiny_root, tmp_path, monkeypatch):
     """One finished run of two rounds; one of three, broken off in the third. This process holds neither."""
     root = tmp_path / "runs"
     run_here(tiny_root, root / "done", Options("fedavg", 2, None, toy, 32, 0, ("batch=4",)), "local")
-    send, left = local.LocalServer.send, [2]
+    send, left = local.LocalServer.send, [3]  # a job's first question, and two rounds
 
     def failing(self, *arguments):
         left[0] -= 1

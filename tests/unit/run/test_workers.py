@@ -55,7 +55,7 @@ def test_answers_are_received_in_the_order_of_the_sites(tmp_path):
 
     asked = server(tmp_path, Fake(("a", "c"), said, 0.5), Fake(("b", "d"), said, 0))
     assert sorted(asked.joined()) == [*SITES]
-    assert asked.send("train", SITES, Message(), received) == set()
+    assert asked.send("train", SITES, Message(), received) == {}
     assert said == ["ask a", "ask b", "a: a", "b: b", "ask c", "ask d", "c: site c is broken", "d: d"]
 
 
