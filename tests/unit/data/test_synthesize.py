@@ -200,5 +200,6 @@ def test_the_command_makes_what_check_accepts(tmp_path):
     assert made.exit_code == 0, made.output
     assert made.stdout.strip() == f"{tmp_path}: site-1 2 train 2 val 2 test; site-2 2 train 2 val 2 test"
     checked = CliRunner().invoke(app, ["check", str(tmp_path)])
-    assert (checked.exit_code, checked.stdout.splitlines()[0]) == (0, made.stdout.strip())
+    assert checked.exit_code == 0
+    assert made.stdout.strip() in checked.stdout.splitlines()  # beside warnings: nobody can score rounds with so few images
     assert Image.open(tmp_path / "site-2/images/image-005.png").size == (32, 32)
