@@ -210,14 +210,14 @@ def test_a_transfer_by_hand(ours, clock):
     transfer = Transfer("hospital-a", 10_000_000, 1_000_000)
     clock.now += SLOW
     streams._count(SITE, to=3_000_000)
-    assert transfer.look() == {"way": TO, "moved": 3_000_000, "size": 10_000_000, "rate": 200_000}
+    assert transfer.look() == {"way": TO, "moved": 3_000_000, "size": 10_000_000, "rate": 200_000, "seconds_left": 35}
     assert transfer.look() is None
     clock.now += REPORT
     streams._count(SITE, to=6_000_000)
-    assert transfer.look() == {"way": TO, "moved": 9_000_000, "size": 10_000_000, "rate": 200_000}
+    assert transfer.look() == {"way": TO, "moved": 9_000_000, "size": 10_000_000, "rate": 200_000, "seconds_left": 5}
     clock.now += 10
     streams._count(SITE, to=1_000_400)  # with the headers
-    assert transfer.look() == {"way": TO, "moved": 10_000_000, "size": 10_000_000, "rate": 100_040}
+    assert transfer.look() == {"way": TO, "moved": 10_000_000, "size": 10_000_000, "rate": 100_040, "seconds_left": 0}
     clock.now += 5000
     assert (transfer.look(), transfer.still(), transfer.told()) == (None, 0.0, "")
     transfer.computed()
@@ -240,7 +240,7 @@ def test_a_task_that_is_given_again_begins_anew(ours, clock):
     assert transfer.way == ""
     transfer.again()
     clock.now += SLOW
-    assert transfer.look() == {"way": TO, "moved": 0, "size": 10_000_000, "rate": 0}
+    assert transfer.look() == {"way": TO, "moved": 0, "size": 10_000_000, "rate": 0, "seconds_left": None}
 
 
 def test_heartbeats_are_no_transfer(ours, clock):

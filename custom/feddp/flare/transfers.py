@@ -58,7 +58,9 @@ class Transfer:
         report = None
         if now - self._reported_at >= (REPORT if self._slow else SLOW) or (arrived and self._slow):
             rate = (count - self._reported) / max(now - self._reported_at, 1e-3)
-            report = {"way": self.way, "moved": min(count - self._start, size), "size": size, "rate": round(rate)}
+            done = min(count - self._start, size)
+            left = round((size - done) / rate) if rate else None
+            report = {"way": self.way, "moved": done, "size": size, "rate": round(rate), "seconds_left": left}
             self._slow, self._reported, self._reported_at = True, count, now
         if arrived:
             self.way = ""

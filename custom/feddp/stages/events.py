@@ -41,6 +41,7 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     "message": is_text,
     "sites": _names,
     "way": lambda value: value in (TO, BACK),
+    "seconds_left": lambda value: value is None or is_number(value),
     **dict.fromkeys(("bytes", "moved", "size", "rate"), is_count),
     "scalars": _scalars,
     **dict.fromkeys(("round", "of", "phase", "epoch"), _round),
@@ -58,7 +59,7 @@ _NEEDED = {
     "resumed": ("round", "of"),
     "returned": ("site",),
     "again": ("site", "task"),
-    "transfer": ("site", "task", "way", "moved", "size", "rate"),
+    "transfer": ("site", "task", "way", "moved", "size", "rate", "seconds_left"),
 }
 
 

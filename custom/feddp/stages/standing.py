@@ -98,7 +98,7 @@ class Standing:
         site = self.sites.setdefault(event["site"], SiteNow())
         if state != site.state:
             site.state, site.since = state, time if state == WORKS else self.asked
-        wait = f", about {lasting(left / event['rate'])} left" if left and event["rate"] else ""
+        wait = f", about {lasting(event['seconds_left'])} left" if event["seconds_left"] else ""
         site.why = f"{transferred(event['moved'], event['size'], event['rate'])}{wait}" if left else ""
 
     def _asked(self, event: Event, time: float) -> None:

@@ -121,7 +121,8 @@ def test_what_each_site_does(plan):
 
 def moving(way, moved, time, rate=100_000, size=2_000_000):
     where = {"event": "transfer", "site": "site-2", "task": "train", "time": time}
-    return where | {"way": way, "moved": moved, "size": size, "rate": rate}
+    left = (size - moved) / rate if rate else None
+    return where | {"way": way, "moved": moved, "size": size, "rate": rate, "seconds_left": left}
 
 
 def test_a_slow_transfer_is_told_with_its_rate_and_the_time_left(plan):
