@@ -10,6 +10,7 @@ from feddp.data.description import MM
 from feddp.data.preparation import Window, is_window
 from feddp.errors import InputError
 
+VOXELS_OPTION = "--voxels"
 LARGEST = 1e37  # of a value: differences and products of such values stay finite in 32 bits
 BRIGHT = 0.99  # the quantile that becomes white
 # of canonical voxels (right, front, head): the axes of slices, rows and columns, and the axes that are turned around, for each
@@ -45,6 +46,11 @@ class Scan:
     @property
     def channels(self) -> int:
         return 3 if self.pixels.ndim == 4 else 1
+
+
+def too_many(what: str, most: int) -> tuple[str, str]:
+    """Returns what is wrong with a volume of too many voxels, and the remedy."""
+    return f"{what}; the limit is {most:,} voxels in all", f"Give fewer slices, or a larger {VOXELS_OPTION}"
 
 
 def finite(values: np.ndarray) -> bool:

@@ -7,7 +7,8 @@ import zipfile
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import IO
+from tempfile import SpooledTemporaryFile
+from typing import IO, Any, cast
 
 import numpy as np
 from PIL import Image
@@ -15,7 +16,7 @@ from PIL import Image
 from feddp.archive import AGAIN, Archive
 from feddp.data.pixels import decode, scaled
 from feddp.errors import BadFile, FedDPError, InputError, Problem
-from feddp.limits import ARCHIVE_BYTES, ARCHIVE_FILES, IMAGE_BYTES, MIB
+from feddp.limits import ARCHIVE_BYTES, ARCHIVE_FILES, IMAGE_BYTES, IN_MEMORY, MIB, VOXELS
 from feddp.reading import amount, opened
 
 IMAGES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
@@ -29,12 +30,13 @@ class Source:
 
     Attributes:
         names: of the files.
+        voxels: the most that a volume may have.
         unread: {name: what is wrong with it} of what is neither a file nor a folder that is entered, such as a linked folder.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, voxels: int = VOXELS):
         """Lists the files; raises InputError if `path` is neither a folder nor a zip, or has too many files."""
-        self.path = Path(path)
+        self.path, self.voxels = Path(path), voxels
         self._zip = None
         wrong: dict[str, str] = {}
         found: Iterable[str]
@@ -68,6 +70,18 @@ class Source:
         if len(content) > most:
             raise InputError(f"{self.path}: {name} has more than {amount(most)}, which is the limit. Make it smaller.")
         return content
+
+    def seekable(self, name: str, most: int) -> IO[bytes]:
+        """Opens `name` so that any part of it can be read; that of a zip is unpacked first. Raises as `open`, or if damaged."""
+        if not self._zip:
+            return self.open(name, most)
+        try:
+            with self.open(name, most) as stream:
+                return settled(iter(lambda: stream.read(MIB), b""), most, self.shown(name))
+        except FedDPError:
+            raise
+        except Exception as error:  # as in `start`
+            raise InputError(f"{self.path}: {name} cannot be read ({error}). {AGAIN}.") from None
 
     def start(self, name: str, count: int, most: int) -> bytes:
         """Returns the first `count` bytes of `name`, fewer at its end; raises InputError as `open`, or if it is damaged."""
@@ -136,6 +150,25 @@ def resize(image: np.ndarray, mask: np.ndarray, size: int | None, name: str) -> 
         return image, mask
     nearest = Image.fromarray(mask).resize((size, size), Image.Resampling.NEAREST)
     return scaled(image, size), np.asarray(nearest)
+
+
+def settled(parts: Iterable[bytes], most: int, file: Path) -> IO[bytes]:
+    """Returns a stream of what an unpacker yields, in memory or, if it is large, in a temporary file that has no name.
+
+    Raises:
+        BadFile: it is more than `most` bytes. Names `file`.
+    """
+    stream: Any = SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115  # the caller closes it
+    left = most
+    for part in parts:
+        left -= len(part)
+        if left < 0:
+            stream.close()
+            what = f"unpacks to more than {amount(most)}, which is the limit"
+            raise BadFile(Problem(file, what, "Make it smaller"))
+        stream.write(part)
+    stream.seek(0)
+    return cast(IO[bytes], stream)
 
 
 def read_up_to(stream: IO[bytes] | gzip.GzipFile, count: int) -> bytes:
