@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from feddp.data.description import MM
+from feddp.data.formats.stack import room
 from feddp.data.preparation import Window, is_window
 from feddp.errors import InputError
 
@@ -66,13 +67,34 @@ def eight_bits(pixels: np.ndarray, window: Window | None) -> np.ndarray:
     """
     if pixels.dtype == np.uint8 and window is None:
         return pixels
-    low, high = window if window else (float(pixels.min()), float(np.quantile(pixels, BRIGHT)))
-    if low == high:
-        high = float(pixels.max())
-    if low == high:
-        return np.zeros(pixels.shape, np.uint8)
-    scaled: np.ndarray = np.rint((pixels.astype(np.float32) - low) / (high - low) * 255).clip(0, 255)
-    return scaled.astype(np.uint8)
+    low, high = window if window else stretch(pixels)
+    made = room(pixels.shape, np.uint8)
+    for number, each in enumerate(pixels):
+        scaled = np.zeros(()) if low == high else np.rint((each.astype(np.float32) - low) / (high - low) * 255).clip(0, 255)
+        made[number] = np.nan_to_num(scaled)
+    return made
+
+
+def stretch(pixels: np.ndarray) -> Window:
+    """Returns the values of an array (S, ...) that become black and white if no window is given; NaN counts for nothing.
+
+    As `np.quantile`, but with one of S and the largest hundredth in memory.
+    """
+    count = sum(int(np.isfinite(each).sum()) for each in pixels)
+    if not count:
+        return 0.0, 0.0
+    place = BRIGHT * (count - 1)  # of the quantile among all values in their order
+    most = count - int(place)  # so many of the largest are needed: those from this place on
+    kept, low = np.empty(0, pixels.dtype), math.inf
+    for each in pixels:
+        values = each[np.isfinite(each)]
+        if not values.size:
+            continue
+        low = min(low, float(values.min()))
+        kept = np.concatenate([kept, values if len(kept) < most else values[values > kept[0]]])
+        kept = np.partition(kept, max(0, len(kept) - most))[-most:]  # the least of these comes first
+    high = float(np.quantile(np.sort(kept)[:2], place % 1))
+    return low, float(kept.max()) if high == low else high
 
 
 def in_channels(pixels: np.ndarray, channels: int, convert: bool) -> np.ndarray | None:
@@ -85,10 +107,11 @@ def in_channels(pixels: np.ndarray, channels: int, convert: bool) -> np.ndarray 
         return pixels
     if not convert:
         return None
-    if channels == 3:
-        return np.repeat(pixels[..., None], 3, axis=-1)
-    grey: np.ndarray = np.rint(pixels @ np.array([0.299, 0.587, 0.114])).astype(np.uint8)
-    return grey
+    shape = pixels.shape[:3]
+    made = room((*shape, 3) if channels == 3 else shape, np.uint8)
+    for number, each in enumerate(pixels):
+        made[number] = each[..., None] if channels == 3 else np.rint(each @ np.array([0.299, 0.587, 0.114]))
+    return made
 
 
 def resized(mm: tuple[float, float] | None, shape: tuple[int, ...], size: int | None) -> tuple[float, float] | None:

@@ -93,6 +93,14 @@ class Source:
         except Exception as error:  # zipfile raises many kinds of errors for a damaged zip
             raise InputError(f"{self.path}: {name} cannot be read ({error}). {AGAIN}.") from None
 
+    def partner(self, name: str) -> str:
+        """Returns the other file of a pair of header (.hdr) and voxels (.img), packed (.gz) or not; "" if there is none."""
+        stem, _, kind = name.removesuffix(".gz").rpartition(".")
+        packed = name[len(stem) + 1 + len(kind) :]
+        other = {"img": "hdr", "hdr": "img", "IMG": "HDR", "HDR": "IMG"}.get(kind)
+        beside = f"{stem}.{other}{packed}"
+        return beside if other and beside in self.names else ""
+
     def folder(self, tail: str) -> tuple[str, dict[str, str]]:
         """Returns the only folder, at any depth, whose path ends in `tail`, as (path, {stem: name} of its images).
 
