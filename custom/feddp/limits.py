@@ -22,7 +22,7 @@ VOLUME_TAIL = MIB  # bytes of a NIfTI file after the last voxel; they are not re
 # packed frames of DICOM: the decoder takes 40 bytes per value of JPEG 2000; 30 million pixels take it ten seconds
 DECODER_BYTES = 4 * 1024 * MIB  # bytes of the address space of the process that decodes
 DECODER_SECONDS = 120  # of a frame
-JPEG_2000_TILES = 4096  # tiles of a frame of JPEG 2000: each takes 7 KB before it is read; a mammograph's have 500
+JPEG_TILES = 4096  # tiles of a frame of JPEG 2000: each takes 7 KB before it is read; a mammograph's have 500
 
 # DICOM: a CT slice has 0.5 MiB, a mammograph 30; a segmentation of 256 slices and 5 classes 42 MiB, contours 1 to 20 MiB
 DICOM_BYTES = 160 * MIB  # bytes of a DICOM file that is read as a whole: a segmentation, contours

@@ -14,7 +14,6 @@ from PIL import Image
 from pydicom import Dataset, dcmread
 from pydicom.encaps import encapsulate
 from pydicom.uid import (
-    HTJ2KLossless,
     JPEG2000Lossless,
     JPEGBaseline8Bit,
     JPEGLosslessSV1,
@@ -287,7 +286,6 @@ CODERS = {
     "jpeg8": (JPEGLosslessSV1, {"lossless": True}),
     "jpegls": (JPEGLSLossless, {}),
     "jpeg2k": (JPEG2000Lossless, {"codecformat": "j2k"}),
-    "htj2k": (HTJ2KLossless, {}),
 }
 
 
@@ -328,7 +326,7 @@ def test_a_frame_whose_tiles_have_one_pixel_is_refused(folder):
     content[24:32] = struct.pack(">2I", 1, 1)
     packed(folder, JPEG2000Lossless, bytes(content))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decoding, "JPEG_2000_TILES", 2047)
+        patch.setattr(decoding, "JPEG_TILES", 2047)
         with pytest.raises(FedDPError, match="1.dcm: has 2048 tiles; the limit is 2047"):
             read_series(Source(folder), ["set/1.dcm"])
 

@@ -26,8 +26,8 @@ TYPES = "BbHh"  # of values: 8 and 16 bits, unsigned and signed
 def decoded(codec: int, components: int, frame: bytes) -> np.ndarray:
     """Returns a frame's values, (H, W) or (H, W, components), in the colour space in which they are stored."""
     if codec == JPEG:
-        as_stored = {"colorspace": "YCBCR", "outcolorspace": "YCBCR"} if components == 3 else {}
-        return np.asarray(imagecodecs.jpeg8_decode(frame, **as_stored))
+        stored = "YCBCR" if components == 3 else None
+        return np.asarray(imagecodecs.jpeg8_decode(frame, colorspace=stored, outcolorspace=stored))
     decode = imagecodecs.jpegls_decode if codec == JPEG_LS else imagecodecs.jpeg2k_decode
     return np.asarray(decode(frame))
 

@@ -17,7 +17,7 @@ from feddp.data.formats.dicom import whole
 from feddp.data.formats.guarded import AGAIN
 from feddp.data.pixels import require_scans
 from feddp.errors import BadFile, Problem
-from feddp.limits import DECODER_BYTES, DECODER_SECONDS, JPEG_2000_TILES
+from feddp.limits import DECODER_BYTES, DECODER_SECONDS, JPEG_TILES
 from feddp.reading import amount, one_line
 
 _END = b"\xff\xd9"  # the last mark; a byte of zero may follow
@@ -52,8 +52,8 @@ def decode(file: Path, syntax: str, frame: bytes, shape: tuple[int, int, int]) -
     if stated != shape:
         packed, said = (f"{width} x {height} pixels of {samples} value(s)" for height, width, samples in (stated, shape))
         raise BadFile(Problem(file, f"holds a packed picture of {packed}, but its header says {said}", AGAIN))
-    if header.tiles > JPEG_2000_TILES:
-        raise BadFile(Problem(file, f"has {header.tiles} tiles; the limit is {JPEG_2000_TILES}", AGAIN))
+    if header.tiles > JPEG_TILES:
+        raise BadFile(Problem(file, f"has {header.tiles} tiles; the limit is {JPEG_TILES}", AGAIN))
     return _DECODER.ask(file, codec, header, shape), header
 
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import IO
+from typing import BinaryIO, cast
 
 from pydicom import Dataset
 from pydicom.filereader import read_dataset, read_partial, read_preamble
@@ -59,10 +59,10 @@ def read_header(tree: Source, name: str) -> Header:
 
 
 @dataclass(frozen=True)
-class Pixels:
+class StoredPixels:
     """Where in an opened file its pixels start, their value representation, and their bytes, if the file says how many."""
 
-    stream: IO[bytes]
+    stream: BinaryIO
     start: int
     kind: str
     length: int | None
@@ -88,35 +88,36 @@ def largest(tree: Source) -> int:
 
 
 @contextmanager
-def opened(tree: Source, name: str, most: int) -> Iterator[tuple[Dataset, Pixels | None]]:
+def opened(tree: Source, name: str, most: int) -> Iterator[tuple[Dataset, StoredPixels | None]]:
     """Opens a file of at most `most` bytes; yields its data set up to its pixels, and these, if any.
 
     Raises as `load`.
     """
     with tree.seekable(name, most) as packed:
         with guarded(tree.shown(name), BROKEN):
-            stream = _inflated(packed, most, tree.shown(name))
+            stream = _inflated(cast(BinaryIO, packed), most, tree.shown(name))
             dataset, pixels = _head(stream, tree.shown(name))
         yield dataset, pixels
 
 
-def _head(stream: IO[bytes], file: Path) -> tuple[Dataset, Pixels | None]:
+def _head(stream: BinaryIO, file: Path) -> tuple[Dataset, StoredPixels | None]:
     # an element of eight bytes takes hundreds in memory: these are bounded first
     head, reached = io.BytesIO(stream.read(HEAD_BYTES)), []
 
     def at_pixels(tag: BaseTag, vr: str | None, length: int) -> bool:
         if tag >= _VALUES:
-            reached.append((tag, Pixels(stream, head.tell(), vr or "OW", None if length == _UNKNOWN else length)))
+            reached.append((tag, StoredPixels(stream, head.tell(), vr or "OW", None if length == _UNKNOWN else length)))
         return bool(reached)
 
     dataset = read_partial(head, at_pixels)
+    head.truncate(0)  # the data set keeps it, and a series keeps its data sets: it would keep all pixels
     if not reached and stream.read(1):
         what = f"has more than {amount(HEAD_BYTES)} besides pixels, which is the limit"
         raise BadFile(Problem(file, what, "Leave out the structures that are no class"))
     return dataset, reached[0][1] if reached and reached[0][0] == _PIXEL_DATA else None
 
 
-def _inflated(stream: IO[bytes], most: int, file: Path) -> IO[bytes]:
+def _inflated(stream: BinaryIO, most: int, file: Path) -> BinaryIO:
     """Returns a file as it is or, if it is deflated behind its first group (PS3.5, A.5), as it was before.
 
     pydicom would inflate it whatever its size.
@@ -128,7 +129,7 @@ def _inflated(stream: IO[bytes], most: int, file: Path) -> IO[bytes]:
     if syntax is None or syntax.value != DeflatedExplicitVRLittleEndian:
         return stream
     plain = stream.read(end).replace(DEFLATED, ExplicitVRLittleEndian.encode().ljust(len(DEFLATED), b"\0"))
-    return settled(chain([plain], inflated(stream)), most, file)
+    return cast(BinaryIO, settled(chain([plain], inflated(stream)), most, file))
 
 
 def whole(dataset: Dataset, key: str) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from pydicom import Dataset
 from pydicom.encaps import generate_frames
-from pydicom.pixels import get_decoder
+from pydicom.pixels.decoders.base import get_decoder
 from pydicom.pixels.processing import apply_color_lut, apply_modality_lut
 from pydicom.pixels.utils import as_pixel_options, get_expected_length
 from pydicom.uid import (
@@ -18,7 +18,7 @@ from pydicom.uid import (
 )
 
 from feddp.data.formats.decoding import CODECS, unpacked_frame
-from feddp.data.formats.dicom import Pixels, whole
+from feddp.data.formats.dicom import StoredPixels, whole
 from feddp.data.formats.guarded import AGAIN
 from feddp.data.formats.scan import finite, too_many
 from feddp.data.formats.unpacked import require_rle
@@ -38,8 +38,8 @@ _DECODERS = "Decompress it, for example with `gdcmconv --raw` of GDCM, or a vide
 _GROUPS = ("PlanePositionSequence", "PlaneOrientationSequence", "PixelMeasuresSequence", "PixelValueTransformationSequence")
 
 
-def require_size(tree: Source, name: str, dataset: Dataset, pixels: Pixels | None, files: int) -> None:
-    """Raises BadFile if a file, one of so many of its series, holds no image, or one too large."""
+def require_size(tree: Source, name: str, dataset: Dataset, pixels: StoredPixels | None, files: int) -> StoredPixels:
+    """Returns its pixels; raises BadFile if a file, one of so many of its series, holds no image, or one too large."""
     rows, columns, frames = (whole(dataset, key) for key in ("Rows", "Columns", "NumberOfFrames"))
     samples, images = whole(dataset, "SamplesPerPixel") or 1, max(frames, files)
     wrong, size = "", f"{columns} x {rows} pixels"
@@ -51,8 +51,9 @@ def require_size(tree: Source, name: str, dataset: Dataset, pixels: Pixels | Non
         wrong, remedy = too_many(f"is one of {images} images of {size}", tree.voxels)
     elif samples not in (1, 3):
         wrong, remedy = f"has {samples} channels", "Save it with one or three"
-    if wrong:
+    if pixels is None or wrong:
         raise BadFile(Problem(tree.shown(name), wrong, remedy))
+    return pixels
 
 
 def frames_of(dataset: Dataset) -> list[Dataset]:
@@ -79,7 +80,7 @@ def _frame(dataset: Dataset, shared: Dataset, own: Dataset) -> Dataset:
     return frame
 
 
-def values_of(file: Path, dataset: Dataset, pixels: Pixels, frames: Sequence[Dataset]) -> Iterator[np.ndarray]:
+def values_of(file: Path, dataset: Dataset, pixels: StoredPixels, frames: Sequence[Dataset]) -> Iterator[np.ndarray]:
     """Yields the frames of a file, (H, W) each, or (H, W, 3) in colour.
 
     They are uint8 as stored, or float32 in the modality's units; black is low, whatever the file's photometry.
@@ -117,7 +118,7 @@ def _in_units(stored: np.ndarray, dataset: Dataset, frame: Dataset) -> np.ndarra
     return stored if stored.dtype == np.uint8 and (units == stored).all() else units.astype(np.float32)
 
 
-def _stored(file: Path, dataset: Dataset, pixels: Pixels) -> Iterator[np.ndarray]:
+def _stored(file: Path, dataset: Dataset, pixels: StoredPixels) -> Iterator[np.ndarray]:
     """Yields the frames as numbers of the dataset's type; luminance and colour differences become red, green and blue."""
     syntax = dataset.file_meta.TransferSyntaxUID
     _require_photometry(file, dataset)
@@ -149,13 +150,13 @@ def _require_photometry(file: Path, dataset: Dataset) -> None:
         raise BadFile(Problem(file, what, f"Save it in {_GREY[1]} or RGB"))
 
 
-def _packed(dataset: Dataset, pixels: Pixels) -> Iterator[bytes]:
+def _packed(dataset: Dataset, pixels: StoredPixels) -> Iterator[bytes]:
     options = as_pixel_options(dataset)
     frames, places = options["number_of_frames"], options.get("extended_offsets")
     return generate_frames(pixels.stream, number_of_frames=frames, extended_offsets=places)
 
 
-def _require_length(file: Path, dataset: Dataset, pixels: Pixels) -> None:
+def _require_length(file: Path, dataset: Dataset, pixels: StoredPixels) -> None:
     """Raises BadFile if a file has fewer bytes of pixels than its size needs, or so many that its colours are others."""
     needed, there = get_expected_length(dataset), pixels.stream.seek(0, os.SEEK_END) - pixels.start
     pixels.stream.seek(pixels.start)

@@ -57,8 +57,8 @@ def _series(tree: Source, names: Sequence[str]) -> Scan:
     slices: list[tuple[Dataset, str]] = []
     stack, several, left = Stack(), None, SERIES_BYTES
     for name in names:
-        with opened(tree, name, largest(tree)) as (dataset, pixels):
-            require_size(tree, name, dataset, pixels, len(names))
+        with opened(tree, name, largest(tree)) as (dataset, found):
+            pixels = require_size(tree, name, dataset, found, len(names))
             left -= pixels.start
             if left < 0:
                 what = f"is of a series of more than {amount(SERIES_BYTES)} besides pixels"

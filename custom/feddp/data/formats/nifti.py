@@ -132,9 +132,10 @@ def _opened(tree: Source, name: str, axis: str) -> Iterator[tuple[Volume, Any]]:
             start = _start(tree, beside or name)
             header = _checked(file, tree.voxels, start, PAIR if beside else SINGLE)
             content = streams.enter_context(_content(tree, name, header))
-            kind, parts = nibabel.Nifti1Image, {"image": content}
+            parts: dict[str, Any] = {"image": content}
+            kind: Any = nibabel.Nifti1Image
             if beside:
-                kind, parts = nibabel.Nifti1Pair, {"image": content, "header": streams.enter_context(_whole(tree, beside))}
+                kind, parts["header"] = nibabel.Nifti1Pair, streams.enter_context(_whole(tree, beside))
             image = kind.from_file_map(kind.make_file_map(parts))
             shape = (*image.shape[:3], 1)[:3]
             _require_place(file, image.affine)
