@@ -363,7 +363,10 @@ def test_frames_without_a_place_are_pictures_in_their_order(tmp_path):
     [
         (lambda file: file.__setattr__("NumberOfFrames", 400_000), "is one of 400000 images"),
         (lambda file: file.PerFrameFunctionalGroupsSequence.pop(), "3 of 4 frames are described"),
-        (lambda file: file.__setattr__("PixelData", file.PixelData[:-100]), "has no readable pixels"),
+        (
+            lambda file: file.__setattr__("PixelData", file.PixelData[:-100]),
+            "has 16284 bytes .* header says 16384",
+        ),
     ],
     ids=["too many", "not all described", "an end cut off"],
 )
