@@ -2,6 +2,7 @@
 
 import gzip
 import struct
+from pathlib import Path
 
 import nibabel
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from nibabel.affines import from_matvec
 
 from feddp.data.formats.find import find
+from feddp.data.formats.labels import by_value
 from feddp.data.formats.nifti import read_truth
 from feddp.data.formats.write import write_nifti
 from feddp.data.prepare.source import Source
@@ -110,6 +112,22 @@ def test_whether_a_file_is_packed_is_in_its_bytes_and_not_its_name(tmp_path, nam
     content = (tmp_path / "s/plain.nii").read_bytes()
     (tmp_path / "s" / name).write_bytes(gzip.compress(content) if packed else content)
     assert (read(tmp_path / "s", "v")[1].pixels == read(tmp_path / "s", "plain")[1].pixels).all()
+
+
+def test_labels_that_a_slope_leaves_beside_whole_numbers_are_these(tmp_path):
+    """Labels 0 to 2 stored as 10,000 times as much, and read as 0.9999 of themselves; 0.997 of themselves are none."""
+    stored = (10_000 * (VOXELS % 3)).astype(np.int16)
+    for name, slope in (("v", 1e-4), ("near", 0.9999e-4), ("far", 0.997e-4)):
+        saved(tmp_path / "s", f"{name}.nii", stored)
+        content = bytearray((tmp_path / f"s/{name}.nii").read_bytes())
+        content[112:120] = struct.pack("<2f", slope, 0)
+        (tmp_path / f"s/{name}.nii").write_bytes(content)
+    tree, origin = Source(tmp_path / "s"), read(tmp_path / "s", "v")[1].origin
+    wanted, near, far = (read_truth(tree, f"s/{name}.nii", origin) for name in ("v", "near", "far"))
+    assert near.max() == pytest.approx(1.9998, abs=1e-6)
+    assert (by_value(Path("near.nii"), near, 2, None) == np.rint(wanted)).all()
+    with pytest.raises(FedDPError, match="has the value.s. 0.997, 1.994. Use 0 to 2"):
+        by_value(Path("far.nii"), far, 2, None)
 
 
 @pytest.mark.parametrize(("slope", "shift"), [(0.5, -3), (2, 0), (np.nan, np.nan), (0, 7)])

@@ -199,5 +199,7 @@ def test_the_command_makes_what_check_accepts(tmp_path):
     made = CliRunner().invoke(app, ["synthesize", "--out", str(tmp_path), "--sites", "2", "--images", "6", "--size", "32"])
     assert made.exit_code == 0, made.output
     assert made.stdout.strip() == f"{tmp_path}: site-1 2 train 2 val 2 test; site-2 2 train 2 val 2 test"
-    assert CliRunner().invoke(app, ["check", str(tmp_path)]).stdout == made.stdout
+    checked = CliRunner().invoke(app, ["check", str(tmp_path)])
+    assert checked.exit_code == 0
+    assert made.stdout.strip() in checked.stdout.splitlines()  # beside warnings: nobody can score rounds with so few images
     assert Image.open(tmp_path / "site-2/images/image-005.png").size == (32, 32)
