@@ -13,17 +13,23 @@ IMAGE_PIXELS = SIDE * SIDE  # pixels of a picture
 IMAGE_BYTES = 160 * MIB  # bytes of a picture's file: that many pixels of four bytes, uncompressed, and a header
 JPEG_SCANS = 100  # passes of a JPEG over its pixels: each takes 0.06 s and may have 60 bytes; progressive ones have some ten
 
-# volumes: MRI of 512 x 512 x 256; the largest prostate volume has a quarter of that
-VOXELS = 512 * 512 * 256  # voxels of a volume
+# volumes: a CT of the whole body has 2000 slices of 512 x 512. --voxels of `feddp data prepare folder` and `predict` raises it
+VOXELS = 512 * 512 * 2048  # voxels of a volume: 4 bytes each in a temporary file, and 2 or 3 in memory
+IN_MEMORY = 128 * MIB  # bytes of a volume, or of an unpacked file, above which they lie in a temporary file
 VOLUME_START = 16 * MIB  # bytes of a NIfTI file before the first voxel, with the header's extensions
 VOLUME_TAIL = MIB  # bytes of a NIfTI file after the last voxel; they are not read
 
+# packed frames of DICOM: the decoder takes 40 bytes per value of JPEG 2000; 30 million pixels take it ten seconds
+DECODER_BYTES = 4 * 1024 * MIB  # bytes of the address space of the process that decodes
+DECODER_SECONDS = 120  # of a frame
+JPEG_TILES = 4096  # tiles of a frame of JPEG 2000: each takes 7 KB before it is read; a mammograph's have 500
+
 # DICOM: a CT slice has 0.5 MiB, a mammograph 30; a segmentation of 256 slices and 5 classes 42 MiB, contours 1 to 20 MiB
-DICOM_BYTES = 160 * MIB  # bytes of a DICOM file; it is also read as a whole
+DICOM_BYTES = 160 * MIB  # bytes of a DICOM file that is read as a whole: a segmentation, contours
 HEAD_BYTES = 32 * MIB  # bytes of a DICOM file before its pixels, all those of an RTSTRUCT: each takes up to 40 in memory
 CONTOUR_STEPS = 2 * 10**10  # pixels, edges and pairs of corners of contours: a body on 300 slices takes 10**9; minutes
 STRUCTURES = 255  # structures of a segmentation that are classes; each is read over the whole volume
-SERIES_BYTES = 512 * MIB  # bytes of the files of a DICOM series
+SERIES_BYTES = 64 * MIB  # bytes of the files of a DICOM series besides their pixels, which stay in memory together
 SERIES_FILES = 4096  # files of a DICOM series, or frames of one file: each frame takes 1.3 KB in memory and 0.4 ms
 
 # archives: the public sets have 10 to 40 thousand files

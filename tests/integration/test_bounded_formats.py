@@ -2,17 +2,27 @@
 
 import io
 import struct
+import sys
 import zlib
 from pathlib import Path
 
+import imagecodecs
 import numpy as np
 import pytest
 import tifffile
 from PIL import Image
 from pydicom import Dataset, dcmread
 from pydicom.encaps import encapsulate
-from pydicom.uid import JPEGBaseline8Bit, RLELossless, generate_uid
+from pydicom.uid import (
+    JPEG2000Lossless,
+    JPEGBaseline8Bit,
+    JPEGLosslessSV1,
+    JPEGLSLossless,
+    RLELossless,
+    generate_uid,
+)
 
+from feddp.data.formats import decoding
 from feddp.data.formats.dicom import load
 from feddp.data.formats.dicom_masks import class_maps
 from feddp.data.formats.dicom_series import read_series
@@ -22,7 +32,7 @@ from feddp.data.prepare.source import Source
 from feddp.errors import FedDPError
 from feddp.limits import HEAD_BYTES
 from support.hostile_files import cost
-from support.scans import contours, enhanced, series
+from support.scans import contours, deflated, enhanced, series
 
 START = "from feddp.data.formats.find import find; from feddp.data.prepare.source import Source"
 
@@ -195,22 +205,27 @@ def changed(file: Path, element: bytes, value: bytes) -> None:
     file.write_bytes(content[: place + 2] + value.ljust(length) + content[place + 2 + length :])
 
 
-def test_pixels_that_unpack_to_more_than_the_header_says_are_refused(folder):
-    """One million runs of 128 bytes in a slice of 2 KiB, and a JPEG of 144 million pixels; such a slice of RLE is read."""
+def packed(folder: Path, syntax: str, content: bytes) -> None:
+    """Writes a series of one slice of 8 bits that has this frame."""
     dataset = series(folder, slices=1)[0]
     dataset.BitsAllocated = dataset.BitsStored = 8
     dataset.HighBit, dataset.PixelRepresentation = 7, 0
+    dataset.file_meta.TransferSyntaxUID, dataset.PixelData = syntax, encapsulate([content])
+    dataset["PixelData"].is_undefined_length = True
+    dataset.save_as(folder / "1.dcm", enforce_file_format=True)
+
+
+def test_pixels_that_unpack_to_more_than_the_header_says_are_refused(folder):
+    """One million runs of 128 bytes in a slice of 2 KiB, and a JPEG of 144 million pixels; such a slice of RLE is read."""
     written = io.BytesIO()
     Image.new("L", (12_000, 12_000)).save(written, "JPEG")
-    packed = struct.pack("<16L", 1, 64, *[0] * 14)
+    start = struct.pack("<16L", 1, 64, *[0] * 14)
     for syntax, pixels, said in (
-        (RLELossless, packed + b"\x81\0" * 16, ""),
-        (RLELossless, packed + b"\x81\0" * 10**6, "1.dcm: unpacks to far more than its 2048 bytes"),
-        (JPEGBaseline8Bit, written.getvalue(), "could be decompression bomb"),
+        (RLELossless, start + b"\x81\0" * 16, ""),
+        (RLELossless, start + b"\x81\0" * 10**6, "1.dcm: unpacks to far more than its 2048 bytes"),
+        (JPEGBaseline8Bit, written.getvalue(), "holds a packed picture of 12000 x 12000 pixels"),
     ):
-        dataset.file_meta.TransferSyntaxUID, dataset.PixelData = syntax, encapsulate([pixels])
-        dataset["PixelData"].is_undefined_length = True
-        dataset.save_as(folder / "1.dcm", enforce_file_format=True)
+        packed(folder, syntax, pixels)
         error, grown = reading(folder)
         assert said in error
         assert bool(said) == bool(error)
@@ -228,14 +243,104 @@ def test_a_jpeg_of_thousands_of_passes_is_refused_wherever_it_is(folder):
     (folder / "a.jpg").write_bytes(content)
     with pytest.raises(FedDPError, match=r"a.jpg: has 10\d\d scans; the limit is 100"):
         read_picture(tree, "set/a.jpg")
-    dataset = series(folder, slices=1)[0]
-    dataset.BitsAllocated = dataset.BitsStored = 8
-    dataset.HighBit, dataset.PixelRepresentation = 7, 0
-    dataset.file_meta.TransferSyntaxUID, dataset.PixelData = JPEGBaseline8Bit, encapsulate([content])
-    dataset["PixelData"].is_undefined_length = True
-    dataset.save_as(folder / "1.dcm", enforce_file_format=True)
+    packed(folder, JPEGBaseline8Bit, content)
     with pytest.raises(FedDPError, match=r"1.dcm: has 10\d\d scans; the limit is 100"):
         read_series(Source(folder), ["set/1.dcm"])
+
+
+STAND_IN = """
+import os, signal, sys, time, numpy
+import feddp.data.formats.codec as codec
+codec.DECODER_SECONDS = 1
+codec.decoded = lambda number, components, frame: {does}
+codec.serve(sys.stdin.buffer, sys.stdout.buffer)
+"""
+
+
+@pytest.mark.parametrize(
+    ("does", "said"),
+    [
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "1.dcm: has packed pixels that break the decoder off"),
+        ("time.sleep(60)", "1.dcm: takes more than 120 seconds to decode"),
+        ("int('no number')", r"1.dcm: has packed pixels that are damaged \(invalid literal"),
+        ("numpy.zeros((64, 33), 'u1')", "1.dcm: is decoded to another size"),
+        ("numpy.zeros((64, 32), 'f8')", "1.dcm: is decoded to another size"),
+        ("numpy.zeros((64, 32, 1, 1), 'u1')[:32]", "1.dcm: is decoded to another size"),
+    ],
+)
+def test_a_decoder_that_crashes_or_hangs_or_lies_is_one_line_and_the_next_file_is_read(folder, monkeypatch, does, said):
+    """In place of the decoder, a process that does this; then the real one."""
+    encoded = io.BytesIO()
+    Image.fromarray(np.full((64, 32), 100, np.uint8)).save(encoded, "JPEG")
+    packed(folder, JPEGBaseline8Bit, encoded.getvalue())
+    decoding._DECODER.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(decoding, "COMMAND", [sys.executable, "-c", STAND_IN.format(does=does)])
+        with pytest.raises(FedDPError, match=said):
+            read_series(Source(folder), ["set/1.dcm"])
+    decoding._DECODER.close()
+    assert abs(read_series(Source(folder), ["set/1.dcm"]).pixels + 800).max() <= 4  # 2 · 100 - 1000
+
+
+CODERS = {
+    "jpeg8": (JPEGLosslessSV1, {"lossless": True}),
+    "jpegls": (JPEGLSLossless, {}),
+    "jpeg2k": (JPEG2000Lossless, {"codecformat": "j2k"}),
+}
+
+
+@pytest.mark.parametrize("codec", CODERS)
+def test_whatever_bytes_of_a_packed_frame_are_changed_it_is_read_or_named(folder, codec):
+    """Any other exception than FedDPError fails the test, and so does a decoder that takes the reader with it."""
+    rng, values, named = np.random.default_rng(0), np.arange(2048, dtype=np.uint8).reshape(64, 32), 0
+    syntax, options = CODERS[codec]
+    content = getattr(imagecodecs, f"{codec}_encode")(values, **options)
+    packed(folder, syntax, content)
+    assert (read_series(Source(folder), ["set/1.dcm"]).pixels[0] == 2.0 * values - 1000).all()
+    for _ in range(60):
+        changed = bytearray(content)
+        for place in rng.integers(0, min(len(content), 200), 3):
+            changed[place] = rng.integers(256)
+        packed(folder, syntax, bytes(changed))
+        try:
+            read_series(Source(folder), ["set/1.dcm"])
+        except FedDPError:
+            named += 1
+    assert 10 < named <= 60
+
+
+@pytest.mark.parametrize("codec", CODERS)
+def test_a_frame_that_is_cut_off_is_no_picture(folder, codec):
+    """A decoder of JPEG makes grey pixels of what is missing, without a word."""
+    syntax, options = CODERS[codec]
+    content = getattr(imagecodecs, f"{codec}_encode")(np.arange(2048, dtype=np.uint8).reshape(64, 32), **options)
+    for part in (0.3, 0.6, 0.9):
+        packed(folder, syntax, content[: int(part * len(content))])
+        with pytest.raises(FedDPError, match="1.dcm: has packed pixels that are (cut off|damaged)|has no readable pixels"):
+            read_series(Source(folder), ["set/1.dcm"])
+
+
+def test_a_frame_whose_tiles_have_one_pixel_is_refused(folder):
+    """Of 64 x 32 pixels they would be 2048; a decoder makes 7 KB for each before it reads one."""
+    content = bytearray(imagecodecs.jpeg2k_encode(np.zeros((64, 32), np.uint8), codecformat="j2k"))
+    content[24:32] = struct.pack(">2I", 1, 1)
+    packed(folder, JPEG2000Lossless, bytes(content))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoding, "JPEG_TILES", 2047)
+        with pytest.raises(FedDPError, match="1.dcm: has 2048 tiles; the limit is 2047"):
+            read_series(Source(folder), ["set/1.dcm"])
+
+
+def test_a_deflated_file_that_unpacks_to_more_than_its_limit_is_refused(folder):
+    """192 MiB of zeros in 190 KiB, of a source whose volumes have few voxels; pydicom would inflate whatever there is."""
+    start, _ = deflated(folder)
+    packer = zlib.compressobj(9, wbits=-zlib.MAX_WBITS)
+    part = packer.compress(bytes(16 * 2**20)) + packer.flush(zlib.Z_FULL_FLUSH)  # then each part can be repeated
+    (folder / "1.dcm").write_bytes(start + part * 12 + packer.flush())
+    _, grown = cost(START, f"find(Source(Path({str(folder)!r}), voxels=9), 'set')")
+    assert grown < 200
+    (refused,) = find(Source(folder, voxels=9), "set").refused
+    assert "1.dcm: unpacks to more than 160 MiB" in str(refused)
 
 
 def test_elements_that_are_no_pixels_have_a_limit_and_those_behind_are_not_read(folder, monkeypatch):
@@ -254,13 +359,15 @@ def test_elements_that_are_no_pixels_have_a_limit_and_those_behind_are_not_read(
         read_series(Source(folder), ["set/1.dcm"])
 
 
-def test_the_files_of_a_series_have_a_limit_together(folder, monkeypatch):
+def test_the_headers_of_a_series_have_a_limit_together(folder, monkeypatch):
+    """They stay in memory, each slice's; the pixels do not."""
     series(folder, slices=3)
-    names, sizes = [f"set/{n}.dcm" for n in (1, 2, 3)], [file.stat().st_size for file in folder.iterdir()]
-    monkeypatch.setattr("feddp.data.formats.dicom_series.SERIES_BYTES", sum(sizes))
+    names = [f"set/{n}.dcm" for n in (1, 2, 3)]
+    heads = [file.read_bytes().index(b"\xe0\x7f\x10\x00") + 12 for file in folder.iterdir()]
+    monkeypatch.setattr("feddp.data.formats.dicom_series.SERIES_BYTES", sum(heads))
     assert read_series(Source(folder), names).pixels.shape[0] == 3
-    monkeypatch.setattr("feddp.data.formats.dicom_series.SERIES_BYTES", sum(sizes) - 1)
-    with pytest.raises(FedDPError, match=r"3.dcm: is of a series of more than \d+ bytes"):
+    monkeypatch.setattr("feddp.data.formats.dicom_series.SERIES_BYTES", sum(heads) - 1)
+    with pytest.raises(FedDPError, match=r"3.dcm: is of a series of more than \d+ bytes besides pixels"):
         read_series(Source(folder), names)
 
 

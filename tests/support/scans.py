@@ -1,5 +1,6 @@
 """Small DICOM series with masks, NIfTI volumes, and pictures that Pillow cannot write, as a hospital has them."""
 
+import io
 import struct
 import zlib
 from collections.abc import Sequence
@@ -10,7 +11,14 @@ import nibabel
 import numpy as np
 from pydicom import Dataset
 from pydicom.dataset import FileMetaDataset
-from pydicom.uid import CTImageStorage, EnhancedCTImageStorage, ExplicitVRLittleEndian, RTStructureSetStorage, generate_uid
+from pydicom.uid import (
+    CTImageStorage,
+    DeflatedExplicitVRLittleEndian,
+    EnhancedCTImageStorage,
+    ExplicitVRLittleEndian,
+    RTStructureSetStorage,
+    generate_uid,
+)
 
 SHAPE = (64, 32)
 SPACING, APART = (0.5, 0.8), 3.0  # mm between rows and columns, and between slices
@@ -63,6 +71,17 @@ def series(
         dataset.save_as(folder / f"{slices - number}.dcm", enforce_file_format=True)
         made.append(dataset)
     return made
+
+
+def deflated(folder: Path) -> tuple[bytes, bytes]:
+    """Writes a series of one slice; returns what a file begins with that is deflated behind it, and the rest of this one."""
+    (image,) = series(folder, slices=1)
+    whole, start = (io.BytesIO() for _ in range(2))
+    for stream, syntax in ((whole, ExplicitVRLittleEndian), (start, DeflatedExplicitVRLittleEndian)):
+        image.file_meta.TransferSyntaxUID = syntax
+        image.save_as(stream, enforce_file_format=True)
+    end = [144 + struct.unpack("<L", each.getvalue()[140:144])[0] for each in (whole, start)]  # (0002,0000) and what it counts
+    return start.getvalue()[: end[1]], whole.getvalue()[end[0] :]
 
 
 def square(number: int) -> tuple[slice, slice]:

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from feddp.cli.options import BLACK_WHITE, SLICES, given, words
+from feddp.cli.options import BLACK_WHITE, SLICES, Voxels, given, words
 from feddp.data.prepare import FOLDER, PREPARE
 from feddp.data.prepare.split import SPLITTINGS
 from feddp.errors import InputError
-from feddp.limits import SIDE
+from feddp.limits import SIDE, VOXELS
 from feddp.reading import plain
 
 app = typer.Typer(no_args_is_help=True, help="Prepare, make and check the folders of sites.")
@@ -60,6 +60,7 @@ def prepare(
         str | None, typer.Option(help=f"{FOLDER}: millimetres between a picture's pixels, or ROWS,COLUMNS.")
     ] = None,
     channels: Annotated[int | None, typer.Option(help=f"{FOLDER}: convert all images to 1 (grey) or 3 (RGB) channels.")] = None,
+    voxels: Voxels = VOXELS,
 ) -> None:
     """Turn a public data set, or your own images, into sites' folders."""
     if name not in PREPARE:
@@ -69,7 +70,7 @@ def prepare(
         from feddp.data.prepare.folder_options import FolderOptions
 
         given_classes = words(classes)
-        more["options"] = FolderOptions.of(given_classes, labels, colour, threshold, axis, window, spacing, channels)
+        more["options"] = FolderOptions.of(given_classes, labels, colour, threshold, axis, window, spacing, channels, voxels)
     elif others := given(context, "name", "source", "out", "size", "seed", "split"):
         raise InputError(f"{', '.join(others)}: only for feddp data prepare {FOLDER}. Leave it out.")
     for note in PREPARE[name](source, out, size, seed, split, **more):

@@ -42,6 +42,14 @@ Environment = Annotated[
     Env, typer.Option("--env", help="Without FLARE, FLARE's simulator, or POC mode with real certificates.")
 ]
 Scope = Annotated[str, typer.Option(help="The scope of the sites' privacy.json under which the job runs.")]
+Voxels = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        help="The most voxels of a volume or series. Each takes 4 bytes of a temporary file in TMPDIR, and 2 to 4 of memory:"
+        " 2000 slices of 512 x 512 take 2 GiB of disk and 1 to 2 of memory.",
+    ),
+]
 SLICES = "The slices of NIfTI volumes: axial, coronal or sagittal."
 BLACK_WHITE = "LOW,HIGH: the values that become black and white."
 Strategy = Annotated[str, typer.Option(help="routing, global, average, ensemble, tent or ttt.")]

@@ -25,12 +25,14 @@ from feddp.cli.options import (
     Size,
     Then,
     Threads,
+    Voxels,
     Weights,
     given,
     words,
 )
 from feddp.cli.report import after
 from feddp.errors import FedDPError, InputError
+from feddp.limits import VOXELS
 from feddp.networks import DEFAULT as NETWORK
 from feddp.reading import plain
 from feddp.run.defaults import METHOD, ROUNDS, SIZE
@@ -160,6 +162,7 @@ def predict(
         bool, typer.Option("--uncertainty", help="Also write where flips and turns of an image, or networks, disagree.")
     ] = False,
     also: Annotated[list[Path], typer.Option(help="With --uncertainty: another site's network; may be repeated.")] = [],  # noqa: B006
+    voxels: Voxels = VOXELS,
 ) -> None:
     """Write a mask for every image, with a network that a run has left, or with the deployed one; exit code 1 if some files
     could not be read."""
@@ -179,7 +182,7 @@ def predict(
     if not deployed and "--registry" in given(context):
         raise InputError(f"--registry {registry} is for --deployed; add that, or leave --registry out")
     file = chosen(network, deployed, registry)
-    reading = Reading(axis, window_of(window), convert, prepared(file))
+    reading = Reading(axis, window_of(window), convert, prepared(file), voxels)
     require_alike(file, also)
     above = read_threshold(threshold, file) if threshold else THRESHOLD
     done = write_masks(file, images, out, device, PredictOptions(reading, format, overlay, above))

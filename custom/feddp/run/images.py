@@ -17,6 +17,7 @@ from feddp.data.preparation import PLANES, Preparation, Window
 from feddp.data.prepare.source import Source
 from feddp.data.progress import track
 from feddp.errors import BadFile, InputError, Problem
+from feddp.limits import VOXELS
 from feddp.partition import some
 
 AXIAL = PLANES[-1]
@@ -32,12 +33,14 @@ class Reading:
         window: the values that become 0 and 255, if the user says so.
         convert: whether grey images become RGB for a network of three channels, and colour images grey for one of one.
         trained: how the training images were made, if the network's file says so.
+        voxels: the most of a volume or series.
     """
 
     axis: str | None = None
     window: Window | None = None
     convert: bool = False
     trained: Preparation | None = None
+    voxels: int = VOXELS
 
     def __post_init__(self) -> None:
         if self.axis is not None and self.axis not in AXES:
@@ -99,7 +102,7 @@ class InputImages:
     """
 
     def __init__(self, folder: Path, channels: int, reading: Reading):
-        self._tree, self._channels, self._reading = Source(_checked(folder)), channels, reading
+        self._tree, self._channels, self._reading = Source(_checked(folder), reading.voxels), channels, reading
         found = find(self._tree, folder.resolve().name)
         self.entries, self.refused = found.entries, [str(error) for error in found.refused]
         self._asides = tuple(found.notes)

@@ -8,6 +8,7 @@ import torch
 
 from feddp.adaptation.models import described
 from feddp.data.folder import refuse_occupied
+from feddp.data.formats.stack import room
 from feddp.data.formats.write import WRITERS, write_overlays
 from feddp.data.images import label_mask
 from feddp.data.loading import network_input
@@ -74,9 +75,10 @@ def predict(network: Path, images: Path, out: Path, device: str = "cpu", options
     folders = [out, *([out / OVERLAYS] if options.overlay else [])]
     masks = 0
     for entry, scan, pixels in found.read("Predicting"):
-        inputs = (network_input(options.reading.sized(image), metadata.size, metadata.normalise) for image in pixels)
-        shape = (pixels.shape[1], pixels.shape[2])
-        mask = np.stack([_mask(model, metadata.labels, each.to(device), shape, options.threshold) for each in inputs])
+        mask = room(pixels.shape[:3], np.uint8)
+        for number, image in enumerate(pixels):
+            each = network_input(options.reading.sized(image), metadata.size, metadata.normalise).to(device)
+            mask[number] = _mask(model, metadata.labels, each, mask.shape[1:], options.threshold)
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -94,7 +96,7 @@ def predict(network: Path, images: Path, out: Path, device: str = "cpu", options
     return Written(masks, tuple(found.refused), found.warnings)
 
 
-def _mask(model: torch.nn.Module, labels: str, image: torch.Tensor, shape: tuple[int, int], threshold: float) -> np.ndarray:
+def _mask(model: torch.nn.Module, labels: str, image: torch.Tensor, shape: tuple[int, ...], threshold: float) -> np.ndarray:
     """Returns the mask of one slice, uint8 (H, W) of 0 to C, at the slice's own size.
 
     Args:

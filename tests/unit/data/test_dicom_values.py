@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from pydicom import dcmread
-from pydicom.uid import ImplicitVRLittleEndian
+from pydicom.uid import ImplicitVRLittleEndian, RLELossless
 
 from feddp.data.formats.find import find
 from feddp.data.formats.scan import eight_bits
@@ -108,6 +108,10 @@ def test_bits_that_hold_no_value_are_left_out(tmp_path, kind, high):
     overlay = np.where(PADDED, 0x8000, 0) | np.where(PADDED & (high == 13), 1, 0)
     found = written(tmp_path / "s", (stored | overlay).astype("<u2").view(kind), BitsStored=12, HighBit=high)
     assert (found[0] == values).all()
+    image = dcmread(tmp_path / "s/1.dcm")
+    image.compress(RLELossless)  # words with all their bits, too
+    image.save_as(tmp_path / "s/1.dcm")
+    assert (read(tmp_path / "s")[0] == values).all()
 
 
 def test_windows_of_slices_play_no_part(tmp_path):

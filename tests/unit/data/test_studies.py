@@ -1,13 +1,23 @@
 """What an exported study holds besides images, SEGs of every kind, and SEGs of anonymised series."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from highdicom.seg import Segmentation, SegmentDescription
+from imagecodecs import jpeg2k_encode, jpegls_encode
 from pydicom import Dataset, dcmread
+from pydicom.encaps import encapsulate
 from pydicom.sr.codedict import codes
-from pydicom.uid import CTImageStorage, SecondaryCaptureImageStorage, generate_uid
+from pydicom.uid import (
+    CTImageStorage,
+    JPEG2000Lossless,
+    JPEGLSLossless,
+    RLELossless,
+    SecondaryCaptureImageStorage,
+    generate_uid,
+)
 
 from feddp.data.formats.dicom import load
 from feddp.data.formats.dicom_masks import class_maps
@@ -151,6 +161,40 @@ def test_a_map_of_labels_is_read_without_its_background(tmp_path):
     made = segmentation(images, SQUARES.astype(np.uint8), "LABELMAP", ("another",))
     assert len(made.SegmentSequence) == 2
     assert (maps(tmp_path, made)[0] == SQUARES).all()
+
+
+@pytest.mark.parametrize("coder", [None, jpegls_encode, partial(jpeg2k_encode, codecformat="j2k", reversible=True)])
+def test_packed_segments_are_read(tmp_path, coder):
+    """By run lengths, as pydicom packs them; as JPEG-LS and JPEG 2000."""
+    made = segmentation(series(tmp_path / "s"), SQUARES * 1.0, "FRACTIONAL")
+    if coder is None:
+        made.compress(RLELossless)
+    else:
+        made.PixelData = encapsulate([coder(each) for each in made.pixel_array])
+        made["PixelData"].VR, made["PixelData"].is_undefined_length = "OB", True
+        made.file_meta.TransferSyntaxUID = JPEGLSLossless if coder is jpegls_encode else JPEG2000Lossless
+    assert (maps(tmp_path, made)[0] == SQUARES).all()
+
+
+def test_frames_of_one_bit_per_pixel_may_start_within_a_byte(tmp_path):
+    """5 x 3 pixels are 15 bits: frames start at bits 0, 7, 6 and 5 of bytes, and the second ends in the third byte after."""
+    images = series(tmp_path / "s")
+    drawn = np.random.default_rng(0).integers(0, 2, (4, 5, 3)).astype(bool)
+    for number, image in enumerate(images):
+        image.Rows, image.Columns, image.PixelData = 5, 3, np.zeros(15, "<i2").tobytes()
+        image.save_as(tmp_path / f"s/{4 - number}.dcm", enforce_file_format=True)
+    assert (maps(tmp_path, segmentation(images, drawn.astype(np.uint8)))[0] == drawn).all()
+
+
+def test_a_segmentation_may_have_as_many_voxels_as_a_volume(tmp_path):
+    images = series(tmp_path / "s")
+    segmentation(images, SQUARES.astype(np.uint8)).save_as(tmp_path / "m.dcm")
+    most = SQUARES.size
+    scan = find(Source(tmp_path), f"{tmp_path.name}/s").entries[0].read(Source(tmp_path), "axial")
+    file, dataset = Path("m.dcm"), load(Source(tmp_path), f"{tmp_path.name}/m.dcm")
+    assert class_maps(file, dataset, scan.origin, ("lesion",), most).any()
+    with pytest.raises(FedDPError, match=f"m.dcm: has 4 frames of .*the limit is {most - 1:,} voxels.*--voxels"):
+        class_maps(file, dataset, scan.origin, ("lesion",), most - 1)
 
 
 def without(made, *keywords):

@@ -12,6 +12,7 @@ from feddp.data.formats.attributes import items_of, lacking, number_of, numbers_
 from feddp.data.formats.dicom_series import EXPORT, Series, axes, place, spacing_of
 from feddp.data.formats.outlines import exclusive, reach, united
 from feddp.data.formats.scan import finite
+from feddp.data.formats.stack import room
 from feddp.errors import BadFile, Problem
 from feddp.limits import CONTOUR_STEPS
 from feddp.reading import short
@@ -79,7 +80,8 @@ def contour_maps(file: Path, dataset: Dataset, origin: Series, chosen: Mapping[i
             structure surrounds an area or belongs to the series. Names `file`.
     """
     first = origin.slices[0]
-    maps = np.zeros((classes, len(origin.slices), int(first.Rows), int(first.Columns)), bool)
+    maps = room((classes, len(origin.slices), int(first.Rows), int(first.Columns)), bool)
+    maps[:] = False
     left, lost = CONTOUR_STEPS, []
     structures = items_of(dataset, "ROIContourSequence")
     if not structures:  # there is one, perhaps without contours, even if nothing is drawn

@@ -12,23 +12,25 @@ from feddp.data.formats.dicom_segments import labels_of, segment_maps
 from feddp.data.formats.dicom_series import EXPORT, Series
 from feddp.data.formats.guarded import guarded
 from feddp.errors import BadFile, Problem
-from feddp.limits import STRUCTURES
+from feddp.limits import STRUCTURES, VOXELS
 from feddp.reading import short
 
 
-def class_maps(file: Path, dataset: Dataset, origin: Series, classes: Sequence[str]) -> np.ndarray:
+def class_maps(file: Path, dataset: Dataset, origin: Series, classes: Sequence[str], voxels: int = VOXELS) -> np.ndarray:
     """Returns boolean maps (classes, S, H, W) of the structures whose names are the classes', in any case of letters.
 
     With one class and one structure, the structure is the class. Structures of other names are left out; a class without
-    a structure is empty. Errors name `file`.
+    a structure is empty. A segmentation may have so many `voxels`. Errors name `file`.
 
     Raises:
         InputError: no structure is a class, or the file is broken or does not fit the series.
     """
     with guarded(file, "does not fit its series, or is not readable", EXPORT):
-        contours = mask_kind(dataset) == CONTOURS
-        names, maps_of = (names_of, contour_maps) if contours else (labels_of, segment_maps)
-        return maps_of(file, dataset, origin, _chosen(file, names(file, dataset), classes), len(classes))
+        if mask_kind(dataset) == CONTOURS:
+            chosen = _chosen(file, names_of(file, dataset), classes)
+            return contour_maps(file, dataset, origin, chosen, len(classes))
+        chosen = _chosen(file, labels_of(file, dataset), classes)
+        return segment_maps(file, dataset, origin, chosen, len(classes), voxels)
 
 
 def _chosen(file: Path, names: Mapping[int, str], classes: Sequence[str]) -> dict[int, int]:

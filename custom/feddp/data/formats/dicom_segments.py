@@ -1,20 +1,21 @@
 """Masks of a DICOM series from the frames of a SEG: binary, fractional, or a map of labels."""
 
+import io
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 from pydicom import Dataset
-from pydicom.pixels.utils import pixel_array
 
-from feddp.data.formats.attributes import items_of, number_of, text_of
-from feddp.data.formats.dicom import whole
-from feddp.data.formats.dicom_frames import frames_of, require_packed
+from feddp.data.formats.attributes import given, items_of, lacking, number_of, text_of
+from feddp.data.formats.dicom import StoredPixels, whole
+from feddp.data.formats.dicom_frames import frames_of, stored_of
 from feddp.data.formats.dicom_references import source_of
 from feddp.data.formats.dicom_series import EXPORT, Series, is_placed, is_turned, place, spacing_of
+from feddp.data.formats.scan import too_many
+from feddp.data.formats.stack import room
 from feddp.errors import BadFile, Problem
-from feddp.limits import VOXELS
 
 MOVED = 0.5  # pixels: how far a frame may lie from its slice
 HALF = 0.5  # of a pixel that is foreground: a fractional segment holds shares
@@ -27,7 +28,9 @@ def labels_of(file: Path, dataset: Dataset) -> dict[int, str]:
     return {number: text_of(item, "SegmentLabel") for number, item in found.items() if number != background}
 
 
-def segment_maps(file: Path, dataset: Dataset, origin: Series, chosen: Mapping[int, int], classes: int) -> np.ndarray:
+def segment_maps(
+    file: Path, dataset: Dataset, origin: Series, chosen: Mapping[int, int], classes: int, voxels: int
+) -> np.ndarray:
     """Returns boolean maps (classes, S, H, W) of segments, `chosen` as {number of a segment: index of its class}.
 
     A frame is that of the slice to which it refers; of the slice where it lies, if it refers to none.
@@ -42,13 +45,15 @@ def segment_maps(file: Path, dataset: Dataset, origin: Series, chosen: Mapping[i
         what = f"has {own[1]} x {own[0]} pixels, but its series {size[1]} x {size[0]}"
         raise BadFile(Problem(file, what, EXPORT))
     count = max(1, whole(dataset, "NumberOfFrames"))
-    if max(len(origin.slices), count) * math.prod(size) > VOXELS:
-        raise BadFile(Problem(file, f"has more than {VOXELS} voxels", "Leave out the segments that are no class"))
-    require_packed(file, dataset)
-    frames = pixel_array(dataset).reshape(count, *size)
-    maps = np.zeros((classes, len(origin.slices), *size), bool)
+    if max(len(origin.slices), count) * math.prod(size) > voxels:
+        raise BadFile(Problem(file, *too_many(f"has {count} frames of {size[1]} x {size[0]} pixels", voxels)))
+    if not given(dataset, "PixelData"):
+        raise lacking(file, dataset, "PixelData")
+    content = StoredPixels(io.BytesIO(dataset.PixelData), 0, dataset["PixelData"].VR, len(dataset.PixelData))
+    maps = room((classes, len(origin.slices), *size), bool)
+    maps[:] = False
     placed = False
-    for described, pixels in zip(_described(file, dataset, count), frames, strict=True):
+    for described, pixels in zip(_described(file, dataset, count), stored_of(file, dataset, content), strict=True):
         number = _slice_of(file, described, origin)
         if number is None:
             continue

@@ -9,15 +9,16 @@ import numpy as np
 from pydicom import Dataset
 
 from feddp.data.formats.attributes import given, items_of, numbers_of, text_of, value_of
-from feddp.data.formats.dicom import parsed
+from feddp.data.formats.dicom import largest, opened
 from feddp.data.formats.dicom_frames import frames_of, require_size, values_of
 from feddp.data.formats.dicom_values import scaled_by
 from feddp.data.formats.guarded import guarded
 from feddp.data.formats.scan import Scan, finite, known
+from feddp.data.formats.stack import Stack
 from feddp.data.preparation import PLANES
 from feddp.data.prepare.source import Source
 from feddp.errors import BadFile, Problem
-from feddp.limits import DICOM_BYTES, SERIES_BYTES
+from feddp.limits import SERIES_BYTES
 from feddp.reading import amount
 
 EXPORT = "Export it again for this series"
@@ -81,43 +82,42 @@ def read_series(tree: Source, names: Sequence[str]) -> Scan:
         InputError: a file is broken or too large; or the slices differ in size, orientation or spacing, or two of them lie at
             one place. Names a file.
     """
-    files: list[tuple[Dataset, str]] = []
-    left = SERIES_BYTES
-    for name in names:
-        content = tree.read(name, DICOM_BYTES)
-        left -= len(content)
-        if left < 0:
-            raise BadFile(Problem(tree.shown(name), f"is of a series of more than {amount(SERIES_BYTES)}", "Give fewer files"))
-        files.append((parsed(tree, name, content), name))
     with guarded(tree.shown(names[0]), "is of a series that is not readable"):
-        return _series(tree, files)
+        return _series(tree, names)
 
 
-def _series(tree: Source, files: list[tuple[Dataset, str]]) -> Scan:
+def _series(tree: Source, names: Sequence[str]) -> Scan:
     slices: list[tuple[Dataset, str]] = []
-    pixels: list[np.ndarray] = []
-    for dataset, name in files:
-        require_size(tree, name, dataset, len(files))
-        frames = frames_of(dataset)
-        if frames[0] is not dataset and len(files) > 1:
-            what = f"is an enhanced file, and one of {len(files)} of its series"
-            raise BadFile(Problem(tree.shown(name), what, "Put it into a folder of its own"))
-        for frame in frames:
-            _require_readable(tree.shown(name), frame)
-        slices += [(frame, name) for frame in frames]
-        _require_alike(tree, name, frames, *slices[0])
-        pixels += list(values_of(tree, name, dataset, frames))
+    stack, several, left = Stack(), None, SERIES_BYTES
+    for name in names:
+        with opened(tree, name, largest(tree)) as (dataset, found):
+            pixels = require_size(tree, name, dataset, found, len(names))
+            left -= pixels.start
+            if left < 0:
+                what = f"is of a series of more than {amount(SERIES_BYTES)} besides pixels"
+                raise BadFile(Problem(tree.shown(name), what, "Give fewer files"))
+            frames = frames_of(dataset)
+            if frames[0] is not dataset:
+                several = dataset
+            if several and len(names) > 1:
+                what = f"is an enhanced file, and one of {len(names)} of its series"
+                raise BadFile(Problem(tree.shown(name), what, "Put it into a folder of its own"))
+            for frame in frames:
+                _require_readable(tree.shown(name), frame)
+            slices += [(frame, name) for frame in frames]
+            _require_alike(tree, name, frames, *slices[0])
+            with guarded(tree.shown(name), "has no readable pixels"):
+                for values in values_of(tree.shown(name), dataset, pixels, frames):
+                    stack.add(values, len(frames) * len(names))
     first = slices[0][0]
     places = _places(tree, slices)
     order = np.arange(len(slices)) if places is None else _order(tree, slices, places)
-    several = files[0][0] if first is not files[0][0] else None
     ordered, shown = tuple(slices[i][0] for i in order), tuple(tree.shown(slices[i][1]) for i in order)
     numbers = tuple(int(i) + 1 for i in order) if several else ()
     origin = Series(ordered, shown, several, numbers)
     mm = spacing_of(tree.shown(slices[0][1]), first) if any(given(first, each) for each in _SPACINGS) else None
     apart, axis = (None, "") if places is None else (_apart(places[order], axes(first)[2]), plane(first))
-    stack = np.stack([pixels[i] for i in order])
-    return Scan(stack, mm if mm and known(*mm) else None, apart, places is not None, axis, origin)
+    return Scan(stack.ordered(order), mm if mm and known(*mm) else None, apart, places is not None, axis, origin)
 
 
 def _require_readable(file: Path, frame: Dataset) -> None:

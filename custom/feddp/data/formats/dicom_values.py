@@ -1,6 +1,5 @@
 """The stored values of a DICOM image as values in the units of its modality, and which of them are no part of the image."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,13 +7,14 @@ from pydicom import Dataset
 from pydicom.pixels.processing import apply_color_lut, apply_modality_lut
 
 from feddp.data.formats.attributes import given, number_of, text_of
+from feddp.data.formats.decoding import CODECS
 from feddp.data.formats.dicom import whole
 
 _SCALE = ("RescaleSlope", "RescaleIntercept")
 
 
-def in_units(file: Path, dataset: Dataset, frames: Sequence[Dataset], stored: np.ndarray) -> np.ndarray:
-    """Returns stored values (F, H, W, ...) as uint8 if they are that, or as floating point numbers in the modality's units.
+def in_units(file: Path, dataset: Dataset, frame: Dataset, stored: np.ndarray) -> np.ndarray:
+    """Returns a frame's stored values (H, W, ...) as uint8 if they are that, else as numbers in the modality's units.
 
     Black is low, whatever the file's photometry.
 
@@ -24,15 +24,24 @@ def in_units(file: Path, dataset: Dataset, frames: Sequence[Dataset], stored: np
     photometry, stored = text_of(dataset, "PhotometricInterpretation"), _used_bits(dataset, stored)
     if photometry == "PALETTE COLOR":
         coloured = apply_color_lut(stored, dataset)
-        return coloured if coloured.dtype == np.uint8 else (coloured >> 8).astype(np.uint8)
-    if stored.ndim == 4:
+        if coloured.dtype != np.uint8 and not _is_low(dataset):
+            coloured = coloured >> 8
+        return coloured.astype(np.uint8)
+    if stored.ndim == 3:
         return stored
     if photometry == "MONOCHROME1":  # white is the least value that BitsStored bits can hold
         white = -1 if stored.dtype.kind == "i" else (1 << int(dataset.BitsStored)) - 1
         stored = (white - stored.astype(np.int64)).astype(stored.dtype)
-    _require_rescale(file, frames)
-    units = np.stack([apply_modality_lut(each, frame) for each, frame in zip(stored, frames, strict=True)])
+    _require_rescale(file, frame)
+    units = apply_modality_lut(stored, frame)
     return stored if stored.dtype == np.uint8 and (units == stored).all() else units
+
+
+def _is_low(dataset: Dataset) -> bool:
+    """Whether a palette of 16-bit values holds no more than 8 bits: then these are the low ones."""
+    count, first, _ = dataset.RedPaletteColorLookupTableDescriptor
+    every = np.arange(first, first + (count or 1 << 16))
+    return int(apply_color_lut(every, dataset).max()) < 256
 
 
 def scaled_by(frame: Dataset) -> tuple[str, ...]:
@@ -40,14 +49,13 @@ def scaled_by(frame: Dataset) -> tuple[str, ...]:
     return tuple(keyword for keyword in ("ModalityLUTSequence", *_SCALE) if given(frame, keyword))
 
 
-def _require_rescale(file: Path, frames: Sequence[Dataset]) -> None:
+def _require_rescale(file: Path, frame: Dataset) -> None:
     """Raises BadFile if a slope or an intercept is missing beside the other, or is no number; drops both if both are empty."""
-    for frame in frames:
-        said = set(scaled_by(frame)) & {*_SCALE}
-        for keyword in _SCALE if said else ():
-            number_of(file, frame, keyword)
-        for keyword in () if said else _SCALE:
-            frame.pop(keyword, None)
+    said = set(scaled_by(frame)) & {*_SCALE}
+    for keyword in _SCALE if said else ():
+        number_of(file, frame, keyword)
+    for keyword in () if said else _SCALE:
+        frame.pop(keyword, None)
 
 
 def without_padding(file: Path, dataset: Dataset, stored: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -56,7 +64,7 @@ def without_padding(file: Path, dataset: Dataset, stored: np.ndarray, values: np
     Padding is black, and has no value in units. It is compared with all bits of a stored value, and with those in use.
     """
     values = values if values.dtype == np.uint8 else values.astype(np.float32)
-    if values.ndim == 3 and given(dataset, "PixelPaddingValue"):
+    if values.ndim == 2 and given(dataset, "PixelPaddingValue"):
         padding = _padding(file, dataset, stored) | _padding(file, dataset, _used_bits(dataset, stored))
         values = np.where(padding, values.dtype.type(0 if values.dtype == np.uint8 else np.nan), values)
     return values
@@ -65,11 +73,10 @@ def without_padding(file: Path, dataset: Dataset, stored: np.ndarray, values: np
 def _used_bits(dataset: Dataset, stored: np.ndarray) -> np.ndarray:
     """Returns values without the bits of their words that hold none: they may hold an overlay, or anything.
 
-    Only of values that are stored as they are; decoders leave no other bits.
+    Only of words that are stored as they are, or by run lengths; other decoders leave no other bits.
     """
     words, bits, high = 8 * stored.itemsize, whole(dataset, "BitsStored"), whole(dataset, "HighBit")
-    packed = dataset.file_meta.TransferSyntaxUID.is_encapsulated
-    if packed or stored.dtype.kind not in "iu" or not 0 < bits < words:
+    if dataset.file_meta.TransferSyntaxUID in CODECS or stored.dtype.kind not in "iu" or not 0 < bits < words:
         return stored
     high = high if bits - 1 <= high < words else bits - 1
     used: np.ndarray = (stored << (words - 1 - high)) >> (words - bits)  # of signed values, the sign is kept

@@ -1,7 +1,7 @@
 """Finds the pictures, volumes and series below a folder of a source."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import PurePosixPath
@@ -16,6 +16,7 @@ from feddp.partition import some
 
 PICTURE, NIFTI, DICOM = "picture", "nifti", "dicom"
 VOLUMES = (".nii", ".nii.gz")
+VOXELS = ".img"  # of a volume whose header is a file beside
 SERIES = (".dcm", ".dicom", ".ima")
 CATALOGUE = "dicomdir"  # of a disk's DICOM files
 MASKS = ("", "_mask", "_seg", "_segmentation", "_label")  # what a mask's name has behind its image's
@@ -143,6 +144,8 @@ def _kind(tree: Source, name: str, found: Found) -> str:
         return PICTURE
     if lower.endswith(VOLUMES):
         return NIFTI
+    if tree.partner(name):
+        return NIFTI if lower.removesuffix(".gz").endswith(VOXELS) else ""
     if lower.endswith(SERIES):
         return DICOM
     if lower.endswith(f"/{CATALOGUE}"):
@@ -209,8 +212,9 @@ def _require_distinct(entries: Iterable[FoundImage]) -> None:
 
 
 def _stem(name: str) -> str:
-    ending: Callable[[str], bool] = name.lower().endswith
-    return name[: -len(".nii.gz")] if ending(".nii.gz") else PurePosixPath(name).stem
+    file = PurePosixPath(name)
+    packed = name.lower().endswith(tuple(f"{ending}.gz" for ending in (".nii", VOXELS)))
+    return PurePosixPath(file.stem).stem if packed else file.stem
 
 
 def _joined(parts: Iterable[str]) -> str:

@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 
 from feddp.data.description import MM
+from feddp.data.formats.stack import room
 from feddp.data.preparation import Window, is_window
 from feddp.errors import InputError
 
+VOXELS_OPTION = "--voxels"
 LARGEST = 1e37  # of a value: differences and products of such values stay finite in 32 bits
 BRIGHT = 0.99  # the quantile that becomes white
 # of canonical voxels (right, front, head): the axes of slices, rows and columns, and the axes that are turned around, for each
@@ -50,6 +52,11 @@ class Scan:
         return 3 if self.pixels.ndim == 4 else 1
 
 
+def too_many(what: str, most: int) -> tuple[str, str]:
+    """Returns what is wrong with a volume of too many voxels, and the remedy."""
+    return f"{what}; the limit is {most:,} voxels in all", f"Give fewer slices, or a larger {VOXELS_OPTION}"
+
+
 def finite(values: np.ndarray) -> bool:
     """Whether all values are numbers below LARGEST."""
     return bool(values.min(initial=0) > -LARGEST and values.max(initial=0) < LARGEST)
@@ -63,18 +70,34 @@ def eight_bits(pixels: np.ndarray, window: Window | None) -> np.ndarray:
     """
     if pixels.dtype == np.uint8 and window is None:
         return pixels
-    padding = np.isnan(pixels)
-    values = pixels[~padding] if padding.any() else pixels
-    if not values.size:
-        return np.zeros(pixels.shape, np.uint8)
-    low, high = window if window else (float(values.min()), float(np.quantile(values, BRIGHT)))
-    if low == high:
-        high = float(values.max())
-    if low == high:
-        return np.zeros(pixels.shape, np.uint8)
-    scaled: np.ndarray = np.rint((pixels.astype(np.float32) - low) / (high - low) * 255).clip(0, 255)
-    shown: np.ndarray = np.nan_to_num(scaled, copy=False).astype(np.uint8)
-    return shown
+    low, high = window if window else stretch(pixels)
+    made = room(pixels.shape, np.uint8)
+    for number, each in enumerate(pixels):
+        scaled = np.zeros(()) if low == high else np.rint((each.astype(np.float32) - low) / (high - low) * 255).clip(0, 255)
+        made[number] = np.nan_to_num(scaled)
+    return made
+
+
+def stretch(pixels: np.ndarray) -> Window:
+    """Returns the values of an array (S, ...) that become black and white if no window is given; NaN counts for nothing.
+
+    As `np.quantile`, but with one of S and the largest hundredth in memory.
+    """
+    count = sum(int(np.isfinite(each).sum()) for each in pixels)
+    if not count:
+        return 0.0, 0.0
+    place = BRIGHT * (count - 1)  # of the quantile among all values in their order
+    most = count - int(place)  # so many of the largest are needed: those from this place on
+    kept, low = np.empty(0, pixels.dtype), math.inf
+    for each in pixels:
+        values = each[np.isfinite(each)]
+        if not values.size:
+            continue
+        low = min(low, float(values.min()))
+        kept = np.concatenate([kept, values if len(kept) < most else values[values > kept[0]]])
+        kept = np.partition(kept, max(0, len(kept) - most))[-most:]  # the least of these comes first
+    high = float(np.quantile(np.sort(kept)[:2], place % 1))
+    return low, float(kept.max()) if high == low else high
 
 
 def in_channels(pixels: np.ndarray, channels: int, convert: bool) -> np.ndarray | None:
@@ -87,10 +110,11 @@ def in_channels(pixels: np.ndarray, channels: int, convert: bool) -> np.ndarray 
         return pixels
     if not convert:
         return None
-    if channels == 3:
-        return np.repeat(pixels[..., None], 3, axis=-1)
-    grey: np.ndarray = np.rint(pixels @ np.array([0.299, 0.587, 0.114])).astype(np.uint8)
-    return grey
+    shape = pixels.shape[:3]
+    made = room((*shape, 3) if channels == 3 else shape, np.uint8)
+    for number, each in enumerate(pixels):
+        made[number] = each[..., None] if channels == 3 else np.rint(each @ np.array([0.299, 0.587, 0.114]))
+    return made
 
 
 def resized(mm: tuple[float, float] | None, shape: tuple[int, ...], size: int | None) -> tuple[float, float] | None:

@@ -5,10 +5,10 @@ import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from feddp.errors import BadFile, Problem
-from feddp.limits import IMAGE_PIXELS
+from feddp.limits import IMAGE_PIXELS, MIB
 
 PLAIN, DEFLATE = 1, (8, 32946)  # TIFF's numbers of compressions
 _WIDEST = 4 * 8  # bytes of a TIFF's pixel: four channels of 64 bits
@@ -26,6 +26,21 @@ def require_tiff(file: Path, page: Any, content: bytes) -> None:
     for start, count in zip(page.dataoffsets, page.databytecounts, strict=False):
         if len(zlib.decompressobj().decompress(content[start : start + count], most + 1)) > most:
             raise BadFile(Problem(file, f"unpacks to more than the {most} bytes of a part", "Save it again"))
+
+
+def inflated(stream: IO[bytes]) -> Iterator[bytes]:
+    """Yields what the rest of a stream unpacks to by deflate without a header, at most MIB bytes at a time.
+
+    Raises:
+        zlib.error, EOFError: it is damaged, or cut off.
+    """
+    unpacker = zlib.decompressobj(-zlib.MAX_WBITS)
+    while not unpacker.eof:
+        packed = unpacker.unconsumed_tail or stream.read(MIB)
+        part = unpacker.decompress(packed, MIB)
+        if not packed and not part:
+            raise EOFError("its deflated part is cut off")
+        yield part
 
 
 def require_rle(file: Path, frame: bytes, size: int) -> None:

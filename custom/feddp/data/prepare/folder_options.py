@@ -8,7 +8,7 @@ from feddp.data.formats.labels import Colour, colours_of
 from feddp.data.formats.scan import AXES, known, window_of
 from feddp.data.preparation import Window
 from feddp.errors import InputError
-from feddp.limits import CLASSES
+from feddp.limits import CLASSES, VOXELS
 from feddp.reading import PLAIN_NAME, is_plain_name, short
 
 
@@ -26,6 +26,7 @@ class FolderOptions:
         window: the values that become 0 and 255.
         mm: millimetres between rows and between columns of pictures, which do not say it.
         channels: 1 or 3: all images are converted. If None, all must have the channels of the first one.
+        voxels: the most of a volume or series.
     """
 
     classes: tuple[str, ...]
@@ -36,6 +37,7 @@ class FolderOptions:
     window: Window | None
     mm: tuple[float, float] | None
     channels: int | None
+    voxels: int
 
     @classmethod
     def of(
@@ -48,6 +50,7 @@ class FolderOptions:
         window: str | None,
         spacing: str | None,
         channels: int | None,
+        voxels: int = VOXELS,
     ) -> "FolderOptions":
         """Reads the options as they are typed; raises InputError if one is wrong."""
         if not 0 < len(classes) <= CLASSES or len(set(classes)) < len(classes) or not all(map(is_plain_name, classes)):
@@ -61,7 +64,7 @@ class FolderOptions:
             if value not in allowed:
                 raise InputError(f"--{option} {value}: use {' or '.join(str(each) for each in allowed if each)}.")
         found = colours_of(colours, classes)
-        return cls(classes, labels, found, threshold, axis, window_of(window), _millimetres(spacing), channels)
+        return cls(classes, labels, found, threshold, axis, window_of(window), _millimetres(spacing), channels, voxels)
 
 
 def _millimetres(text: str | None) -> tuple[float, float] | None:

@@ -61,7 +61,7 @@ def prepare(source: Path, out: Path, size: int | None, seed: int, split: str | N
         InputError: the layout is another one, an image has no mask, a file cannot be read or does not fit its mask, a target is
             not empty, or a site cannot be split so. The first such file ends the preparation; a site is written whole or not.
     """
-    tree = Source(source)
+    tree = Source(source, options.voxels)
     for wrong in tree.unread.values():  # perhaps a site or a patient
         raise wrong
     sites = [_site(tree, name, top, options.classes) for name, top in _tops(tree).items()]

@@ -85,7 +85,7 @@ def mask_of(tree: Source, entry: FoundImage, scan: Scan, truths: Sequence[str], 
         from feddp.data.formats.dicom_masks import class_maps
 
         file = tree.shown(truths[0])
-        maps = class_maps(file, load(tree, truths[0]), scan.origin, options.classes)
+        maps = class_maps(file, load(tree, truths[0]), scan.origin, options.classes, tree.voxels)
         return in_one(maps, options.labels, options.classes, file)
     if len(truths) == 1:
         mask = _values(tree, entry, scan, truths[0], options, len(options.classes))

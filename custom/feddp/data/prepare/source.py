@@ -8,7 +8,8 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import IO
+from tempfile import SpooledTemporaryFile
+from typing import IO, Any, cast
 
 import numpy as np
 from PIL import Image
@@ -17,7 +18,7 @@ from feddp.archive import AGAIN, Archive
 from feddp.data.formats.guarded import UNREADABLE, guarded
 from feddp.data.pixels import alpha_of, decode, require_drawn, require_shown, scaled
 from feddp.errors import BadFile, FedDPError, InputError, Problem
-from feddp.limits import ARCHIVE_BYTES, ARCHIVE_FILES, IMAGE_BYTES, MIB
+from feddp.limits import ARCHIVE_BYTES, ARCHIVE_FILES, IMAGE_BYTES, IN_MEMORY, MIB, VOXELS
 from feddp.reading import amount, opened, told
 
 IMAGES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
@@ -31,12 +32,13 @@ class Source:
 
     Attributes:
         names: of the files.
+        voxels: the most that a volume may have.
         unread: {name: what is wrong with it} of what is neither a file nor a folder that is entered, such as a linked folder.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, voxels: int = VOXELS):
         """Lists the files; raises InputError if `path` is neither a folder nor a zip, or has too many files."""
-        self.path = Path(path)
+        self.path, self.voxels = Path(path), voxels
         self._zip = None
         wrong: dict[str, str] = {}
         found: Iterable[str]
@@ -71,6 +73,18 @@ class Source:
             raise InputError(f"{self.path}: {name} has more than {amount(most)}, which is the limit. Make it smaller.")
         return content
 
+    def seekable(self, name: str, most: int) -> IO[bytes]:
+        """Opens `name` so that any part of it can be read; that of a zip is unpacked first. Raises as `open`, or if damaged."""
+        if not self._zip:
+            return self.open(name, most)
+        try:
+            with self.open(name, most) as stream:
+                return settled(iter(lambda: stream.read(MIB), b""), most, self.shown(name))
+        except FedDPError:
+            raise
+        except Exception as error:  # as in `start`
+            raise InputError(f"{self.path}: {name} cannot be read ({told(error)}). {AGAIN}.") from None
+
     def start(self, name: str, count: int, most: int) -> bytes:
         """Returns the first `count` bytes of `name`, fewer at its end; raises InputError as `open`, or if it is damaged."""
         try:
@@ -80,6 +94,14 @@ class Source:
             raise
         except Exception as error:  # zipfile raises many kinds of errors for a damaged zip
             raise InputError(f"{self.path}: {name} cannot be read ({told(error)}). {AGAIN}.") from None
+
+    def partner(self, name: str) -> str:
+        """Returns the other file of a pair of header (.hdr) and voxels (.img), packed (.gz) or not; "" if there is none."""
+        stem, _, kind = name.removesuffix(".gz").rpartition(".")
+        packed = name[len(stem) + 1 + len(kind) :]
+        other = {"img": "hdr", "hdr": "img", "IMG": "HDR", "HDR": "IMG"}.get(kind)
+        beside = f"{stem}.{other}{packed}"
+        return beside if other and beside in self.names else ""
 
     def folder(self, tail: str) -> tuple[str, dict[str, str]]:
         """Returns the folder, at any depth, whose path ends in `tail`, as (path, {stem: name} of its images).
@@ -171,6 +193,25 @@ def require_same_size(image: np.ndarray, mask: np.ndarray, name: str) -> None:
     if image.shape[:2] != mask.shape:
         (h, w), (mh, mw) = image.shape[:2], mask.shape
         raise InputError(f"{name}: image {w} x {h} and mask {mw} x {mh} differ in size. Correct the source.")
+
+
+def settled(parts: Iterable[bytes], most: int, file: Path) -> IO[bytes]:
+    """Returns a stream of what an unpacker yields, in memory or, if it is large, in a temporary file that has no name.
+
+    Raises:
+        BadFile: it is more than `most` bytes. Names `file`.
+    """
+    stream: Any = SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115  # the caller closes it
+    left = most
+    for part in parts:
+        left -= len(part)
+        if left < 0:
+            stream.close()
+            what = f"unpacks to more than {amount(most)}, which is the limit"
+            raise BadFile(Problem(file, what, "Make it smaller"))
+        stream.write(part)
+    stream.seek(0)
+    return cast(IO[bytes], stream)
 
 
 def read_up_to(stream: IO[bytes] | gzip.GzipFile, count: int) -> bytes:
