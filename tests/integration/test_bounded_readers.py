@@ -178,7 +178,8 @@ def test_a_loop_of_links_is_one_line(feddp, site, part):
     code, out, _ = feddp("data", "check", site)
     assert code == 2
     assert f"{file}: is a loop of links" in out
-    assert len(out.strip().splitlines()) == 1 if "." not in part else "Traceback" not in out
+    said = [line for line in out.strip().splitlines() if not line.startswith("warning: ")]  # that a split is small
+    assert len(said) == 1 if "." not in part else "Traceback" not in out
 
 
 def test_names_that_no_file_can_have_end_in_one_line(feddp, site):

@@ -27,7 +27,7 @@ CONVERT = "`feddp data prepare folder` converts other formats and masks"
 
 
 @dataclass
-class Checked:
+class Examined:
     """What a check has found: problems, repeated ones as one, and what the readable sites' images and masks show."""
 
     problems: list[Problem] = field(default_factory=list)
@@ -48,7 +48,7 @@ def check(path: Path, named: bool = True) -> list[Problem]:
     return examined(path, named).problems
 
 
-def examined(path: Path, named: bool = True) -> Checked:
+def examined(path: Path, named: bool = True) -> Examined:
     """Checks a site's folder, or every site's folder under a root; repeated problems are one problem.
 
     An unreadable file does not stop the check; it is one of the problems. A site with "unseen": true in its dataset.json is
@@ -61,8 +61,8 @@ def examined(path: Path, named: bool = True) -> Checked:
     path = Path(path)
     if not path.is_dir():
         what = "is a file" if path.exists() else "does not exist"
-        return Checked([Problem(path, what, "Give a site's folder, or the folder that holds them")])
-    found = Checked()
+        return Examined([Problem(path, what, "Give a site's folder, or the folder that holds them")])
+    found = Examined()
     if _looks_like_site(path):
         found.problems += grouped(_check_site(path, named, found.sites))
         return found
@@ -70,7 +70,7 @@ def examined(path: Path, named: bool = True) -> Checked:
     children = [child for child in sorted(path.iterdir()) if not child.name.startswith(hidden) and child.is_dir()]
     sites = [child for child in children if _looks_like_site(child)]
     if not sites:
-        return Checked([Problem(path, "holds no site's folder", "Give a site's folder, or the folder that holds them")])
+        return Examined([Problem(path, "holds no site's folder", "Give a site's folder, or the folder that holds them")])
     strays = [Problem(child, "is no site's folder", "Move it elsewhere") for child in children if child not in sites]
     own = [problem for site in sites for problem in _check_site(site, named, found.sites)]
     found.problems += grouped([*own, *strays, *_named_alike(sites), *_of_another_kind(sites), *_prepared_otherwise(sites)])

@@ -88,7 +88,7 @@ def prepare(source: Path, out: Path, size: int | None, seed: int, split: str | N
             **({} if given[site.name] else splitting_of(seed, split)),
             **({"volumes": LISTED} if first.volume else {}),
         }
-        seen = Seen()
+        seen = Noticed()
         write_site(out / site.name, metadata, _samples(tree, site, patients, words, metadata, size, options, seen))
         told = (_notes(site, bool(given[site.name])), _too_few(split, {*words.values()}), seen.notes(options.classes))
         for note in chain(*told):
@@ -151,7 +151,7 @@ def _given(tree: Source, site: SourceSite) -> dict[str, tuple[str, str]]:
 
 
 @dataclass
-class Seen:
+class Noticed:
     """What making a site's samples has shown.
 
     Attributes:
@@ -241,7 +241,7 @@ def _samples(
     metadata: dict[str, Any],
     size: int | None,
     options: FolderOptions,
-    seen: Seen,
+    seen: Noticed,
 ) -> Iterator[RawSample]:
     """Yields the samples of a site; afterwards, `metadata` says how they were made."""
     entries = site.images.entries
