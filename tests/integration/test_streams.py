@@ -1,5 +1,6 @@
 """Streams by progress, by hand: FLARE's own classes with a cell that only notes what it is given to send."""
 
+import sys
 import threading
 import time
 
@@ -56,7 +57,8 @@ def clock(monkeypatch):
 @pytest.fixture
 def ours(monkeypatch):
     """This process's streams are by progress, with the settings of a kit, and nothing has moved yet."""
-    for owner, name in ((TxTask, "__init__"), (TxTask, "handle_ack"), (TxTask, "_retry_task"), (RxTask, "_append")):
+    changed = [(TxTask, "__init__"), (TxTask, "handle_ack"), (TxTask, "_retry_task")]
+    for owner, name in (*changed, (RxTask, "_append"), (RxTask, "_schedule_remove_task")):
         monkeypatch.setattr(owner, name, getattr(owner, name))  # as they are again after the test
     monkeypatch.setattr(Cell, "_send_one_request", Cell._send_one_request)
     monkeypatch.setattr(CommConfigurator, "_config_loaded", True)
@@ -179,6 +181,49 @@ def test_what_moved_is_counted_once(ours, clock):
     RxTask(2, SITE, None)._append(0, (True, b"12345"))
     assert (moved("hospital-a").back, moved("hospital-a").last) == (5, clock.now)
     assert moved("hospital-b").to == 0
+
+
+def test_streams_that_arrived_are_remembered_by_one_thread(ours, monkeypatch):
+    """FLARE has a thread for each, for 300 s with our settings: 300 requests of a site that waits left 600."""
+    monkeypatch.setattr(RxTask, "rx_task_map", {})
+    before, tasks = threading.active_count(), [RxTask(number, SITE, None, reliable=True) for number in range(100)]
+    for task in tasks:
+        RxTask.rx_task_map[SITE, task.sid] = task
+        task.completed_task_ttl = 0.2 if task.sid % 2 else 300
+        task._schedule_remove_task()
+        task._schedule_remove_task()  # once is enough
+    assert threading.active_count() <= before + 1
+    until = time.monotonic() + 10
+    while len(RxTask.rx_task_map) > 50 and time.monotonic() < until:
+        time.sleep(0.05)
+    assert sorted(sid for _, sid in RxTask.rx_task_map) == list(range(0, 100, 2))
+
+
+def test_a_transfer_may_be_looked_at_while_the_site_answers(ours):
+    """FLARE's threads tell of an answer while the controller looks; of one without tensors, it looked for its way."""
+    transfer, over = Transfer("hospital-a", 100, 0), threading.Event()
+
+    def answering():
+        while not over.is_set():
+            transfer.again()
+            transfer.computed()
+
+    switching = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    threads = [threading.Thread(target=answering) for _ in range(2)]
+    try:
+        for thread in threads:
+            thread.start()
+        until = time.monotonic() + 1
+        while time.monotonic() < until:
+            transfer.look()
+            transfer.still()
+            transfer.told()
+    finally:
+        over.set()
+        sys.setswitchinterval(switching)
+        for thread in threads:
+            thread.join()
 
 
 def test_a_site_waits_for_the_servers_reply_while_its_tensors_move(ours, monkeypatch):

@@ -41,6 +41,7 @@ COMMUNICATION = {
     "streaming_retry_timeout": STALLED - AGAIN,  # from the first repetition on
     "streaming_ack_progress_timeout": STALLED,
     "streaming_read_timeout": int(STALLED),
+    "streaming_send_timeout": STALLED,  # of FLARE's tcp driver, for which a line that is down is a full buffer
     "streaming_ack_wait": 24 * 3600,  # until the window has room, however slowly that comes
 }
 # FLARE's settings of a job's transport, the same at both ends

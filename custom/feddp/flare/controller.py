@@ -171,6 +171,9 @@ class FlareServer(Server):
             tasks.append(each)
             self._controller.broadcast(task=each, fl_ctx=self._fl_ctx, targets=targets, min_responses=len(targets))
         self._asked = time.monotonic()
+        # the first question of a job, and that of sites which come later, without which the others go on
+        first, later = task == protocol.READY, task == protocol.READY and not isinstance(data, Message)
+        patience = STARTING if first and not later else SILENT
         while any(each.completion_status is None for each in tasks):
             if self._abort_signal.triggered:
                 raise Stopped("the job was aborted")
@@ -180,8 +183,7 @@ class FlareServer(Server):
             self._learn_clients()
             self._look(task)
             silence = min((self._silence(site) for site in sites if site not in answered), default=0.0)
-            patience = STARTING if task == protocol.READY else SILENT
-            if silence > (patience if len(answered) >= self.plan.federation.min_sites else GONE):
+            if silence > (patience if later or len(answered) >= self.plan.federation.min_sites else GONE):
                 for each in tasks:
                     self._controller.cancel_task(each)
                 break

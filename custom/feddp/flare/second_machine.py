@@ -20,8 +20,12 @@ from nvflare.fuel.f3.sfm.sfm_endpoint import SfmEndpoint
 from feddp.flare.cells import SERVER
 from feddp.flare.dead_connections import answers
 
-LIVES = 25.0  # seconds: a living connection has had a packet within these, also if two probes of an idle one were lost
-SHORT, OFTEN = 15.0, 3  # seconds that a connection lasts which the server has not taken; so many in a row are no accident
+# seconds: a living connection has had a packet within these, also if a probe of an idle one was lost. A site whose connection
+# broke without a word cannot come back sooner
+LIVES = 15.0
+# seconds that a connection lasts which the server has not taken; so many in a row are no accident: FLARE tries again after 1,
+# 2, 4, 8 and then every 10 s, so the fourth comes after LIVES. Then it is said every hundredth time, about 17 minutes
+SHORT, OFTEN, SELDOM = 15.0, 5, 100
 
 
 def keep_first_machine() -> None:
@@ -65,7 +69,7 @@ class SecondMachine(EndpointMonitor):
             self._since = self._clock()
         elif endpoint.state == EndpointState.DISCONNECTED:
             self._short = self._short + 1 if self._clock() - self._since < SHORT else 0
-            if self._short >= OFTEN:
+            if self._short >= OFTEN and (self._short - OFTEN) % SELDOM == 0:
                 self.logger.error(
                     f"the server has closed {self._short} connections of this site in a row, each within {SHORT:.0f} s: another"
                     " machine or process runs with the same kit. Stop one of the two; if there is none, see the server's log"

@@ -9,12 +9,16 @@ Mbit/s then carries the same 20 MB again and again and delivers none. Here
   that were acknowledged are not;
 - a stream of which nothing is acknowledged for STALLED seconds is given up, and no other;
 - a reply is repeated as long as a request is. FLARE drops it if the line is down when it is ready, and who asked waits in vain;
-- a site waits for the server's reply to its answer as long as the answer's tensors move.
+- a site waits for the server's reply to its answer as long as the answer's tensors move;
+- a stream that has arrived is remembered until nobody repeats it, by one thread. FLARE starts one for each, which would be
+  thousands: a site that waits asks for its task several times a second.
 
 The settings are `feddp.flare.configuration.COMMUNICATION`. FLARE has none for the other rules, for which
 `by_progress` changes its classes. It also counts the bytes that move, which are signs of life of a site.
 """
 
+import heapq
+import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -66,6 +70,35 @@ def _count(cell: str, to: int = 0, back: int = 0) -> None:
         _MOVED[participant] = Moved(before.to + to, before.back + back, time.monotonic())
 
 
+class Remembered(threading.Thread):
+    """Has streams that have arrived forgotten, each at its time."""
+
+    def __init__(self) -> None:
+        super().__init__(name="remembered_streams", daemon=True)
+        self._due: list[tuple[float, int, RxTask]] = []
+        self._changed, self._number = threading.Condition(), itertools.count()
+
+    def add(self, task: RxTask, seconds: float) -> None:
+        with self._changed:
+            heapq.heappush(self._due, (time.monotonic() + seconds, next(self._number), task))
+            self._changed.notify()
+            if not self.is_alive():
+                self.start()
+
+    def run(self) -> None:
+        while True:
+            with self._changed:
+                wait = self._due[0][0] - time.monotonic() if self._due else None
+                if wait is None or wait > 0:
+                    self._changed.wait(wait)
+                    continue
+                task = heapq.heappop(self._due)[2]
+            task._remove_task()
+
+    def cancel(self) -> None:
+        """FLARE cancels the timer of a stream that it forgets; ours then finds nothing to forget."""
+
+
 def _moving(cell: str) -> Callable[[], bool]:
     """Returns a function that tells whether tensors have moved to a cell's participant since the last call."""
     participant = FQCN.get_root(cell)
@@ -81,7 +114,7 @@ def _moving(cell: str) -> Callable[[], bool]:
 
 def by_progress() -> None:
     """Makes the streams of this process keep to the rules above."""
-    ask = Cell._send_one_request
+    ask, remembered = Cell._send_one_request, Remembered()
     make, ack, retry, append = TxTask.__init__, TxTask.handle_ack, TxTask._retry_task, RxTask._append
     if hasattr(make, "__wrapped__"):  # it is done
         return
@@ -117,6 +150,12 @@ def by_progress() -> None:
         append(task, sequence, chunk)
         _count(task.origin, back=len(chunk[1] or b""))
 
+    def forgotten_later(task: RxTask, seconds: float | None = None) -> None:
+        with task.stop_lock:
+            if task.cleanup_timer is None:
+                task.cleanup_timer = remembered
+                remembered.add(task, task.completed_task_ttl if seconds is None else seconds)
+
     @wraps(ask)
     def asked(cell: Cell, channel: str, target: str, topic: str, request: Any, *args: Any, **kwargs: Any) -> Any:
         if topic == ServerCommandNames.SUBMIT_UPDATE:
@@ -124,5 +163,5 @@ def by_progress() -> None:
             kwargs["progress_wait_cb"] = _moving(target)
         return ask(cell, channel, target, topic, request, *args, **kwargs)
 
-    Cell._send_one_request = asked
+    Cell._send_one_request, RxTask._schedule_remove_task = asked, forgotten_later
     TxTask.__init__, TxTask.handle_ack, TxTask._retry_task, RxTask._append = made, acknowledged, retried, arrived

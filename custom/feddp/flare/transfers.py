@@ -4,6 +4,7 @@ FLARE hands over references to tensors, and the receiver asks for the tensors in
 in the bytes of its streams (`feddp.flare.streams.moved`), which also hold messages without tensors.
 """
 
+import threading
 import time
 from typing import Any
 
@@ -26,6 +27,7 @@ class Transfer:
 
     def __init__(self, site: str, to: int, back: int):
         self.site, self._sizes = site, {TO: to, BACK: back}
+        self._one = threading.RLock()  # FLARE's threads tell of the site while the controller looks
         self._begin(TO)
 
     def _begin(self, way: str) -> None:
@@ -40,15 +42,21 @@ class Transfer:
 
     def again(self) -> None:
         """The site was given the task again."""
-        self._begin(TO)
+        with self._one:
+            self._begin(TO)
 
     def computed(self) -> None:
         """The site has its answer."""
-        if self.way != BACK:
-            self._begin(BACK)
+        with self._one:
+            if self.way != BACK:
+                self._begin(BACK)
 
     def look(self) -> dict[str, Any] | None:
         """Notes what has moved; returns what is to be reported now of a transfer that takes long, if anything."""
+        with self._one:
+            return self._looked()
+
+    def _looked(self) -> dict[str, Any] | None:
         if not self.way:
             return None
         now, count, size = time.monotonic(), self._count(), self._sizes[self.way]
@@ -68,17 +76,19 @@ class Transfer:
 
     def still(self) -> float:
         """Returns the seconds since tensors moved; 0 while none should."""
-        return time.monotonic() - self._moved_at if self.way else 0.0
+        with self._one:
+            return time.monotonic() - self._moved_at if self.way else 0.0
 
     def told(self) -> str:
         """Returns how far a transfer is that has taken long, for a site that is waited for no more."""
-        seconds = time.monotonic() - self._began
-        if not self.way or seconds < SLOW:
-            return ""
-        size = self._sizes[self.way]
-        done = min(self._count() - self._start, size)
-        what = "answer arrived from it" if self.way == BACK else "task reached it"
-        return (
-            f"{transferred(done, size, done / max(seconds, 1e-3))} of the {what} in {lasting(seconds)}, nothing in the last"
-            f" {lasting(self.still())}; its line must let messages of this size through"
-        )
+        with self._one:
+            seconds = time.monotonic() - self._began
+            if not self.way or seconds < SLOW:
+                return ""
+            size = self._sizes[self.way]
+            done = min(self._count() - self._start, size)
+            what = "answer arrived from it" if self.way == BACK else "task reached it"
+            return (
+                f"{transferred(done, size, done / max(seconds, 1e-3))} of the {what} in {lasting(seconds)}, nothing in the last"
+                f" {lasting(self.still())}; its line must let messages of this size through"
+            )

@@ -79,7 +79,9 @@ def runs(kit: Kit, process: psutil.Process) -> bool:
     """Whether the command line is that of FLARE's start script, of its process, or of `feddp kit start`, for this kit."""
     folder = kit.folder.resolve()
     with suppress(psutil.Error, OSError):
-        words, where = process.cmdline(), process.cwd()
+        words, where = process.cmdline(), "/"  # FLARE's scripts are started by full paths
+        with suppress(psutil.AccessDenied):  # of another user's process
+            where = process.cwd()
         ours = "start" in words and any(Path(word).name in ("feddp", "__main__.py") for word in words)
         if ours or any(part in word for word in words for part in _FLARES):
             return any(Path(where, word).resolve() in (folder, folder / "startup/sub_start.sh") for word in words)

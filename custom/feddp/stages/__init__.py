@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from feddp import protocol
 from feddp.errors import InputError, PolicyError
-from feddp.methods.base import STAGES
+from feddp.methods.base import STAGES, TRAIN
 from feddp.plan.schema import Plan
 from feddp.protocol import ADAPT_STAGE, EVALUATE_STAGE, READY_STAGE, Kind
 from feddp.stages.message import Message
@@ -51,7 +51,11 @@ def served(name: str, server: Server) -> None:
     The first question and the evaluation are never noted as complete: a job that continues a run asks its own sites, and gives
     the results again.
     """
+    from feddp.stages.ready import meet  # imported here: admission reads names alone
+
     if name not in server.memory.done:
+        if name not in (READY_STAGE, TRAIN):  # training asks before each round but the first
+            meet(server)
         stage_of(name).serve(server)
         if name not in (READY_STAGE, EVALUATE_STAGE):
             server.memory.finish(name)
