@@ -741,7 +741,7 @@ PICTURES = {
     ),
     "labels without classes": (
         lambda f: Image.fromarray(BOX * 3).save(f / "clinic/masks/p3.png"),
-        "p3.png: has the value(s) 3. Use 0 to 1, one value for each of --classes",
+        "p3.png: has the value(s) 3. Where all above 0 is foreground, give --threshold 0",
     ),
     "a name that FLARE refuses": (
         lambda f: (f / "clinic").rename(f / "Zürich"),
