@@ -108,7 +108,12 @@ def _values(tree: Source, entry: FoundImage, scan: Scan, truth: str, options: Fo
     _require_alike(file, scan.orientation, orientation, shape)
     if mask.shape != shape:
         (h, w), (mh, mw) = shape, mask.shape
-        raise BadFile(Problem(file, f"has {mw} x {mh} pixels, but its image {w} x {h}", "Make both the same size"))
+        what, remedy = f"has {mw} x {mh} pixels, but its image {w} x {h}", "Make both the same size"
+        if mask.shape == shape[::-1] and (scan.orientation in QUARTERS) != (orientation in QUARTERS):
+            turned, number = ("its image", scan.orientation) if scan.orientation in QUARTERS else ("the mask", orientation)
+            what += f": viewers show {turned} turned by its orientation tag, {number}, and pixels are taken as stored"
+            remedy = "Turn the pixels of images and masks first, for example with ImageMagick's -auto-orient"
+        raise BadFile(Problem(file, what, remedy))
     return mask[None]
 
 
