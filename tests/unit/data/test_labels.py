@@ -8,7 +8,7 @@ import pytest
 from PIL import Image, ImageFilter
 from scipy.ndimage import distance_transform_edt
 
-from feddp.data.formats.labels import by_value, in_one, require_nested
+from feddp.data.formats.labels import by_colour, by_value, in_one, require_nested
 from feddp.errors import BadFile
 
 FILE = Path("m.png")
@@ -163,6 +163,50 @@ def test_thin_structures_with_soft_edges_are_offered_the_middle_first():
     with pytest.raises(BadFile, match=r"not dark, as .* have\. Of thin structures with soft edges, give --threshold 127;"):
         by_value(FILE, blurred, 1, None)
     assert (by_value(FILE, blurred, 1, 127) == (blurred > 127)).all()
+
+
+# -- colours ---------------------------------------------------------------------------------------------------------
+
+
+COLOURS = {(200, 0, 0): 1, (0, 200, 0): 2}
+NESTED = disc(64, 20) + disc(64, 8)
+PAINTED = np.array([[0, 0, 0], [200, 0, 0], [0, 200, 0], [240, 0, 0]], np.uint8)
+
+
+def smooth(mask, sigma):
+    return np.asarray(Image.fromarray(PAINTED[mask]).filter(ImageFilter.GaussianBlur(sigma)))
+
+
+@pytest.mark.parametrize("quality", [90, 100])
+def test_colours_that_jpeg_moves_are_those_declared(quality):
+    stream = io.BytesIO()
+    Image.fromarray(PAINTED[NESTED]).save(stream, "JPEG", quality=quality, subsampling=0)
+    read = by_colour(FILE, np.asarray(Image.open(stream)), COLOURS)
+    assert (read != NESTED).sum() <= 0.02 * NESTED.sum()
+
+
+@pytest.mark.parametrize("ground", [0, 1])
+@pytest.mark.parametrize("height", [1, 2, 6])
+def test_an_area_of_a_colour_near_a_declared_one_is_of_no_class(ground, height):
+    """240,0,0 is 40 steps from 200,0,0, closer than CLOSE: the undeclared class became the declared one."""
+    drawn = disc(64, 20) if ground else 0 * NESTED
+    if ground and height < 6:
+        drawn[50:] = 0  # a thin line of its own, below
+    top = 32 if ground and height == 6 else 56
+    drawn[top : top + height, 26:36] = 3
+    with pytest.raises(BadFile, match=r"has the colour 240,0,0, which is of no class. Give the colours of the classes with"):
+        by_colour(FILE, PAINTED[drawn], COLOURS)
+
+
+@pytest.mark.parametrize("how", ["smooth", "JPEG"])
+def test_blended_edges_are_named_as_such(how):
+    image = smooth(disc(64, 20), 1)
+    if how == "JPEG":
+        stream = io.BytesIO()
+        Image.fromarray(PAINTED[NESTED]).save(stream, "JPEG", quality=75)
+        image = np.asarray(Image.open(stream))
+    with pytest.raises(BadFile, match=r"which is of no class. Its edges are blended, .*save it without smoothing as PNG"):
+        by_colour(FILE, image, COLOURS)
 
 
 # -- numbers ---------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from feddp.reading import short
 Colour = tuple[int, int, int]
 THRESHOLD = 127  # of 255: a mask of one class is foreground above it
 CLOSE = 64.0  # the largest distance of a pixel from a declared colour, in steps of RGB: JPEG blends colours at edges
+SAME = 16.0  # and of an area of one colour: JPEG moves it by some steps
 BLACK: Colour = (0, 0, 0)
 NEAR = 1e-3  # the largest distance of a label from a whole number: programs that resample leave 0.99999
 # of a mask of two levels, in shares of its pixels that are not dark: flat areas of other values. JPEGs of qualities from 10 to
@@ -25,6 +26,11 @@ FEW, KINDS = 64, 16  # pixels in between, and values, that a small or thin struc
 BESIDE = 0.25  # of the outline of an inner class: as much may leave the outer one, where the two end together
 TWO_LEVELS = "Save a mask of 0 and 1, or 0 and 255"
 ALL_ABOVE = "where all above 0 is foreground, give --threshold 0"
+GIVE_COLOURS = "Give the colours of the classes with --colour CLASS=RED,GREEN,BLUE"
+BLENDED = (
+    "Its edges are blended, as by smoothing or JPEG: save it without smoothing as PNG; if it is the colour of a class, "
+    "give it with --colour"
+)
 NOT_NESTED = "If classes lie beside each other, give --labels exclusive; if each is inside the one before, --labels nested"
 
 
@@ -51,15 +57,21 @@ def by_colour(file: Path, pixels: np.ndarray, colours: Mapping[Colour, int]) -> 
     """Returns a mask (..., H, W) of the nearest declared colour, or black, of each pixel (..., H, W, 3).
 
     Raises:
-        BadFile: a pixel is farther than CLOSE from all of them. Names `file`.
+        BadFile: a pixel is farther than CLOSE from all of them, or an area, or a thin or small structure, farther than SAME.
+            Names `file`.
     """
     known = {BLACK: 0, **colours}
     seen, places = np.unique(pixels.reshape(-1, 3), axis=0, return_inverse=True)
     apart = np.linalg.norm(seen[:, None].astype(float) - np.array(list(known), float)[None], axis=2)
-    if (apart.min(axis=1) > CLOSE).any():
-        red, green, blue = seen[apart.min(axis=1).argmax()]
-        what = f"has the colour {red},{green},{blue}, which is of no class"
-        raise BadFile(Problem(file, what, "Give the colours of the classes with --colour CLASS=RED,GREEN,BLUE"))
+    least = apart.min(axis=1)
+    if (least > SAME).any():
+        codes = places.reshape(pixels.shape[:-1]) + (1 if seen[0].any() else 0)  # black, the first if it is there, is 0
+        areas = np.bincount(codes[_is_alone(codes)] - codes.min(), minlength=len(seen)) >= ALONE
+        odd = areas & (least > SAME)
+        if odd.any() or least.max() > CLOSE:
+            red, green, blue = seen[np.where(odd, least, 0).argmax() if odd.any() else least.argmax()]
+            what = f"has the colour {red},{green},{blue}, which is of no class"
+            raise BadFile(Problem(file, what, GIVE_COLOURS if odd.any() else BLENDED))
     values = np.array(list(known.values()), np.uint8)[apart.argmin(axis=1)]
     mask: np.ndarray = values[places.ravel()].reshape(pixels.shape[:-1])
     return mask
