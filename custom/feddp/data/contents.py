@@ -27,6 +27,7 @@ class Tally:
     Args:
         empty, full: masks without a pixel of a class, and without a pixel of the background.
         shown, drawn: {class: images that show it}, {class: its pixels in all images}.
+        around: {class: images of which it covers more than half, and more than half of the border too}.
         flat: images of one value; `odd` are those of them whose mask shows a structure.
         copied: images that show nothing but their mask.
         repeated: images that are also in another split, which is named beside.
@@ -38,6 +39,7 @@ class Tally:
     full: int = 0
     shown: Counter[str] = field(default_factory=Counter)
     drawn: Counter[str] = field(default_factory=Counter)
+    around: Counter[str] = field(default_factory=Counter)
     flat: int = 0
     odd: list[str] = field(default_factory=list)
     copied: list[str] = field(default_factory=list)
@@ -71,6 +73,8 @@ class Contents:
             drawn = int(counts[value:].sum() if self.labels == "nested" else counts[value])
             tally.drawn[name] += drawn
             tally.shown[name] += drawn > 0
+            if 2 * drawn > mask.size:
+                tally.around[name] += _surrounds(mask >= value if self.labels == "nested" else mask == value)
         self._masks.add(_digest(mask))
         if image.min() == image.max():
             tally.flat += 1
@@ -126,6 +130,10 @@ class Contents:
         if full:
             yield Problem(masks, f"all{_which(full, tallies)} masks are full: no pixel is background", LOOK)
         for name in self.classes:
+            around = [split for split, tally in tallies.items() if tally.around[name] == tally.images and split not in full]
+            if around:
+                what = f"{name} covers more than half of each{_which(around, tallies)} image and of its border,"
+                yield Problem(masks, f"{what} so it may be the background, and the masks inverted", LOOK)
             missing = [split for split, tally in tallies.items() if not tally.shown[name]]
             if len(missing) == len(tallies) > len(empty):
                 yield Problem(masks, f"no mask shows {name}", "Leave the class out at all sites, or correct the masks")
@@ -163,6 +171,12 @@ def _which(splits: list[str], tallies: Mapping[str, Tally]) -> str:
 
 def _more(found: list[str] | list[tuple[str, str]]) -> str:
     return f" (and {len(found) - 1} more alike)" if len(found) > 1 else ""
+
+
+def _surrounds(drawn: np.ndarray) -> bool:
+    """Whether a class, bool (H, W), covers more than half of the image's border."""
+    border = np.concatenate([drawn[0], drawn[-1], drawn[1:-1, 0], drawn[1:-1, -1]])
+    return bool(2 * border.sum() > border.size)
 
 
 def _digest(array: np.ndarray) -> bytes:

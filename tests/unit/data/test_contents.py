@@ -67,6 +67,16 @@ ODD = {
         "all masks are full: no pixel is background",
     ),
     "full in a split": ({"mask": of("test", NONE + 1)}, "masks", "all test masks are full: no pixel is background"),
+    "all masks are inverted": (
+        {"mask": lambda n: 1 - moved(n)},
+        "masks",
+        "lesion covers more than half of each image and of its border, so it may be the background, and the masks inverted",
+    ),
+    "inverted in a split": (
+        {"mask": lambda n: 1 - moved(n) if SPLITS[n] == "val" else moved(n)},
+        "masks",
+        "lesion covers more than half of each val image and of its border, so it may be the background, and the masks inverted",
+    ),
     "a class that is nowhere": ({"classes": ("disc", "cup")}, "masks", "no mask shows cup"),
     "a class that the last one hides": (
         {"mask": lambda n: moved(n) * 2, "classes": ("disc", "cup"), "labels": "exclusive"},

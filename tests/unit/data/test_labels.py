@@ -8,7 +8,7 @@ import pytest
 from PIL import Image, ImageFilter
 from scipy.ndimage import distance_transform_edt
 
-from feddp.data.formats.labels import by_value, in_one, require_nested
+from feddp.data.formats.labels import by_colour, by_value, in_one, require_nested
 from feddp.errors import BadFile
 
 FILE = Path("m.png")
@@ -69,6 +69,22 @@ def cells(count, side, dtype=np.uint8, first=1):
     return found
 
 
+def thin(values, width):
+    """Lines of so many pixels with free space between them, each of the next value."""
+    found = np.zeros((64, 9 * len(values) + 9), np.uint8)
+    for number, value in enumerate(values):
+        found[8:56, 6 + 9 * number : 6 + 9 * number + width] = value
+    return found
+
+
+def beside(side, height, width, value):
+    """A square of 255 over four ninths of the image, and beside it a small box of another value."""
+    found = np.zeros((side, side), np.uint8)
+    found[: side * 2 // 3, : side * 2 // 3] = 255
+    found[side * 4 // 5 :][:height, side // 9 :][:, :width] = value
+    return found
+
+
 FAR = distance_transform_edt(disc(128, 30))
 LABELS = {
     "200 objects": cells(200, 7),
@@ -83,6 +99,16 @@ LABELS = {
     "a label and pixels of no class": np.maximum(disc(64, 25) - disc(64, 23) * np.uint8(1), disc(64, 23)) * np.uint8(1)
     + np.maximum(disc(64, 28) - disc(64, 25), 0) * np.uint8(255),
     "classes 1 to 3 and 255": cells(3, 6) + np.pad(np.full((2, 14), 255, np.uint8), ((12, 0), (0, 0))),
+    "artery and vein": thin([100, 200] * 4, 2),
+    "thirds": thin([85, 170, 255] * 3, 2),
+    "a line of one pixel": thin([127, 255] * 4, 1),
+    "12 fibres": thin(range(20, 256, 20), 2),
+    "5 fibres": thin(range(50, 255, 50), 2),
+    "thin beside flat": beside(96, 2, 80, 120),
+    "a lesion of 9 pixels": beside(96, 3, 3, 120),
+    "a lesion beside a large organ": beside(512, 30, 30, 100),
+    "thin and dark": thin([20, 255], 2),
+    "thin, in a volume": np.stack([thin([0, 0], 2), thin([100, 255], 2)]).astype(np.float32),
     "a distance": (FAR / FAR.max() * 255).astype(np.uint8),
     "a blunt probability": np.asarray(Image.fromarray(disc(128, 30) * 255).filter(ImageFilter.GaussianBlur(14))),
     "a volume of objects": np.stack([cells(200, 5)] * 3).astype(np.float32),
@@ -92,7 +118,7 @@ LABELS = {
 @pytest.mark.parametrize("kind", LABELS)
 def test_values_that_are_no_two_levels_are_refused_and_not_cut_in_half(kind):
     """Above 127 were 128 to 200: half of the objects were background."""
-    with pytest.raises(BadFile, match=r"m\.png: has (flat areas of the values|\d+ values in between)"):
+    with pytest.raises(BadFile, match=r"m\.png: has (flat areas of the values|structures of the value|\d+ values in b)"):
         by_value(FILE, LABELS[kind], 1, None)
     found = by_value(FILE, LABELS[kind], 1, 0)
     assert (found == (LABELS[kind] > 0)).all()
@@ -103,6 +129,84 @@ def test_few_objects_are_refused_with_the_option_that_takes_them(values):
     with pytest.raises(BadFile, match=r"has the value\(s\) 2, 3, 4, .*where all above 0 is foreground, give --threshold 0"):
         by_value(FILE, values, 1, None)
     assert (by_value(FILE, values, 1, 0) == (values > 0)).all()
+
+
+@pytest.mark.parametrize("change", ["BOX", "BILINEAR", "LANCZOS", "blur", "jpeg"])
+def test_soft_edges_of_small_and_thin_structures_are_no_labels(change):
+    """Lines of 3 pixels and specks of 5 x 5; of the large, lines at a slant: no edge has one value throughout."""
+    drawn = disc(384, 90)
+    for x in range(8, 300, 40):
+        drawn[np.arange(384), x + np.arange(384) // 7 + np.arange(18)[:, None]] = 1
+    if change in ("blur", "jpeg"):
+        small = drawn[::4, ::4]
+        found = jpeg(small, 30) if change == "jpeg" else np.asarray(Image.fromarray(small * 255).filter(ImageFilter.BoxBlur(1)))
+    else:
+        found = np.asarray(Image.fromarray(drawn * 255).resize((96, 96), Image.Resampling[change]))
+    assert (by_value(FILE, found, 1, None) == (found > 127)).all()
+
+
+def test_two_levels_on_grey_are_two_levels():
+    assert (by_value(FILE, 29 + disc(64, 15) * np.uint8(147), 1, None) == disc(64, 15)).all()
+
+
+@pytest.mark.parametrize("value", [2, 17, 100])
+def test_one_value_for_the_foreground_is_offered_the_threshold_first(value):
+    with pytest.raises(
+        BadFile, match=rf"has the value\(s\) {value}\. Where all above 0 is foreground, give --threshold 0; o"
+    ) as said:
+        by_value(FILE, disc(32, 8) * np.uint8(value), 1, None)
+    assert "--colour" not in str(said.value)
+
+
+def test_thin_structures_with_soft_edges_are_offered_the_middle_first():
+    blurred = np.asarray(Image.fromarray(thin([255] * 8, 1)).filter(ImageFilter.GaussianBlur(0.7)).rotate(9, Image.BILINEAR))
+    with pytest.raises(BadFile, match=r"not dark, as .* have\. Of thin structures with soft edges, give --threshold 127;"):
+        by_value(FILE, blurred, 1, None)
+    assert (by_value(FILE, blurred, 1, 127) == (blurred > 127)).all()
+
+
+# -- colours ---------------------------------------------------------------------------------------------------------
+
+
+COLOURS = {(200, 0, 0): 1, (0, 200, 0): 2}
+NESTED = disc(64, 20) + disc(64, 8)
+PAINTED = np.array([[0, 0, 0], [200, 0, 0], [0, 200, 0], [240, 0, 0]], np.uint8)
+
+
+def smooth(mask, sigma):
+    return np.asarray(Image.fromarray(PAINTED[mask]).filter(ImageFilter.GaussianBlur(sigma)))
+
+
+@pytest.mark.parametrize("quality", [90, 100])
+def test_colours_that_jpeg_moves_are_those_declared(quality):
+    stream = io.BytesIO()
+    Image.fromarray(PAINTED[NESTED]).save(stream, "JPEG", quality=quality, subsampling=0)
+    read = by_colour(FILE, np.asarray(Image.open(stream)), COLOURS)
+    assert (read != NESTED).sum() <= 0.02 * NESTED.sum()
+
+
+@pytest.mark.parametrize("ground", [0, 1])
+@pytest.mark.parametrize("height", [1, 2, 6])
+def test_an_area_of_a_colour_near_a_declared_one_is_of_no_class(ground, height):
+    """240,0,0 is 40 steps from 200,0,0, closer than CLOSE: the undeclared class became the declared one."""
+    drawn = disc(64, 20) if ground else 0 * NESTED
+    if ground and height < 6:
+        drawn[50:] = 0  # a thin line of its own, below
+    top = 32 if ground and height == 6 else 56
+    drawn[top : top + height, 26:36] = 3
+    with pytest.raises(BadFile, match=r"has the colour 240,0,0, which is of no class. Give the colours of the classes with"):
+        by_colour(FILE, PAINTED[drawn], COLOURS)
+
+
+@pytest.mark.parametrize("how", ["smooth", "JPEG"])
+def test_blended_edges_are_named_as_such(how):
+    image = smooth(disc(64, 20), 1)
+    if how == "JPEG":
+        stream = io.BytesIO()
+        Image.fromarray(PAINTED[NESTED]).save(stream, "JPEG", quality=75)
+        image = np.asarray(Image.open(stream))
+    with pytest.raises(BadFile, match=r"which is of no class. Its edges are blended, .*save it without smoothing as PNG"):
+        by_colour(FILE, image, COLOURS)
 
 
 # -- numbers ---------------------------------------------------------------------------------------------------------

@@ -208,6 +208,19 @@ def test_a_palette_that_shows_a_class_as_the_background_is_refused(tmp_path, end
         read(tmp_path, f"a.{ending}", read_labels)
 
 
+@pytest.mark.parametrize("palette", [[RED, PALE], [PALE, [100] * 3], [[0, 255, 0], [0, 0, 255]]])
+def test_a_palette_whose_other_index_surrounds_all_is_refused(tmp_path, palette):
+    """0 was the background, whatever its colour: the structure and what is around it changed places."""
+    around = np.pad(np.zeros((4, 5), np.uint8), 2, constant_values=1)
+    indexed(tmp_path / "a.png", palette, around)
+    with pytest.raises(BadFile, match=r"shows 0 as [\d,]*, and most of its border is the index 1, .* background is not known"):
+        read(tmp_path, "a.png", read_labels)
+    indexed(tmp_path / "b.png", palette, 1 - around)
+    assert (read(tmp_path, "b.png", read_labels) == 1 - around).all()
+    indexed(tmp_path / "c.png", [BLACK, palette[1]], around)
+    assert (read(tmp_path, "c.png", read_labels) == around).all()
+
+
 @pytest.mark.parametrize("palette", [[BLACK, PALE], [BLACK, RED], [PALE, RED], [BLACK, [1, 1, 1]], [[9, 0, 0], [10, 0, 0]]])
 def test_the_indices_of_other_palettes_are_the_values(tmp_path, palette):
     for ending in ("png", "tif"):

@@ -412,7 +412,9 @@ def test_an_orientation_of_one_of_both_is_refused_unless_the_sizes_decide(source
     assert "p0.tif: has the orientation 4 in its file, and its image 1" in refused(source(mask=oriented(4)))
     shutil.rmtree(tmp_path / "source")
     turned = source(image=oriented(6, "png"), mask=lambda f, p: Image.fromarray(np.rot90(p) * 255).save(f"{f}.png"))
-    assert "p0.png: has 12 x 10 pixels, but its image 10 x 12" in refused(turned)
+    said = refused(turned)
+    assert "p0.png: has 12 x 10 pixels, but its image 10 x 12: viewers show its image turned by its orientation tag, 6" in said
+    assert "-auto-orient" in said
     shutil.rmtree(tmp_path / "source")
     square = source(
         image=lambda f, p: oriented(6, "png")(f, p[:10]), mask=lambda f, p: Image.fromarray(p[:10] * 255).save(f"{f}.png")
@@ -741,7 +743,7 @@ PICTURES = {
     ),
     "labels without classes": (
         lambda f: Image.fromarray(BOX * 3).save(f / "clinic/masks/p3.png"),
-        "p3.png: has the value(s) 3. Use 0 to 1, one value for each of --classes",
+        "p3.png: has the value(s) 3. Where all above 0 is foreground, give --threshold 0",
     ),
     "a name that FLARE refuses": (
         lambda f: (f / "clinic").rename(f / "Zürich"),

@@ -12,15 +12,25 @@ from feddp.reading import short
 Colour = tuple[int, int, int]
 THRESHOLD = 127  # of 255: a mask of one class is foreground above it
 CLOSE = 64.0  # the largest distance of a pixel from a declared colour, in steps of RGB: JPEG blends colours at edges
+SAME = 16.0  # and of an area of one colour: JPEG moves it by some steps
 BLACK: Colour = (0, 0, 0)
 NEAR = 1e-3  # the largest distance of a label from a whole number: programs that resample leave 0.99999
 # of a mask of two levels, in shares of its pixels that are not dark: flat areas of other values. JPEGs of qualities from 10 to
 # 100 and scaled masks have none, votes of five raters 3 %, and 200 objects of 8 x 8 pixels 43 %
 FLAT = 0.01
 BETWEEN = 2 / 3  # and values in between: of 1 to N alike, 6/7 are; in a disc of radius 4 of JPEG quality 30, a half
+# a small or thin structure of one value: so many pixels, and such a share of all with this value, have none beside but 0.
+# Above a fourth, JPEGs of qualities from 5, scaled and blurred masks have values with shares up to two thirds, at lines
+ALONE, SHARE = 6, 3 / 4
 FEW, KINDS = 64, 16  # pixels in between, and values, that a small or thin structure may have: it is all edge
 BESIDE = 0.25  # of the outline of an inner class: as much may leave the outer one, where the two end together
 TWO_LEVELS = "Save a mask of 0 and 1, or 0 and 255"
+ALL_ABOVE = "where all above 0 is foreground, give --threshold 0"
+GIVE_COLOURS = "Give the colours of the classes with --colour CLASS=RED,GREEN,BLUE"
+BLENDED = (
+    "Its edges are blended, as by smoothing or JPEG: save it without smoothing as PNG; if it is the colour of a class, "
+    "give it with --colour"
+)
 NOT_NESTED = "If classes lie beside each other, give --labels exclusive; if each is inside the one before, --labels nested"
 
 
@@ -47,15 +57,21 @@ def by_colour(file: Path, pixels: np.ndarray, colours: Mapping[Colour, int]) -> 
     """Returns a mask (..., H, W) of the nearest declared colour, or black, of each pixel (..., H, W, 3).
 
     Raises:
-        BadFile: a pixel is farther than CLOSE from all of them. Names `file`.
+        BadFile: a pixel is farther than CLOSE from all of them, or an area, or a thin or small structure, farther than SAME.
+            Names `file`.
     """
     known = {BLACK: 0, **colours}
     seen, places = np.unique(pixels.reshape(-1, 3), axis=0, return_inverse=True)
     apart = np.linalg.norm(seen[:, None].astype(float) - np.array(list(known), float)[None], axis=2)
-    if (apart.min(axis=1) > CLOSE).any():
-        red, green, blue = seen[apart.min(axis=1).argmax()]
-        what = f"has the colour {red},{green},{blue}, which is of no class"
-        raise BadFile(Problem(file, what, "Give the colours of the classes with --colour CLASS=RED,GREEN,BLUE"))
+    least = apart.min(axis=1)
+    if (least > SAME).any():
+        codes = places.reshape(pixels.shape[:-1]) + (1 if seen[0].any() else 0)  # black, the first if it is there, is 0
+        areas = np.bincount(codes[_is_alone(codes)] - codes.min(), minlength=len(seen)) >= ALONE
+        odd = areas & (least > SAME)
+        if odd.any() or least.max() > CLOSE:
+            red, green, blue = seen[np.where(odd, least, 0).argmax() if odd.any() else least.argmax()]
+            what = f"has the colour {red},{green},{blue}, which is of no class"
+            raise BadFile(Problem(file, what, GIVE_COLOURS if odd.any() else BLENDED))
     values = np.array(list(known.values()), np.uint8)[apart.argmin(axis=1)]
     mask: np.ndarray = values[places.ravel()].reshape(pixels.shape[:-1])
     return mask
@@ -87,8 +103,10 @@ def by_value(file: Path, values: np.ndarray, classes: int, threshold: int | None
             return (values > above).astype(np.uint8)
     wrong = np.unique(values[(values < 0) | (values > classes) | (np.mod(values, 1) != 0)])
     remedy = f"Use 0 to {classes}, one value for each of --classes, or declare colours with --colour"
-    if classes == 1:
-        remedy += "; where all above 0 is foreground, give --threshold 0"
+    if classes == 1 and top <= 65535 and ((values == 0) | (values == top)).all():
+        remedy = "Where all above 0 is foreground, give --threshold 0; otherwise save a mask of 0 and 1"
+    elif classes == 1:
+        remedy += f"; {ALL_ABOVE}"
     raise BadFile(Problem(file, f"has the value(s) {_listed(wrong)}", remedy))
 
 
@@ -109,14 +127,19 @@ def _require_two_levels(file: Path, values: np.ndarray, above: float) -> None:
     foreground = counts[bright & (np.abs(flat - float(level)) <= top / 32)].sum()
     if counts.sum() - background - foreground > FLAT * drawn:
         what = f"has flat areas of the values {_listed(flat)}, as labels of classes or of single objects have"
-        raise BadFile(Problem(file, what, f"{TWO_LEVELS}; where all above 0 is foreground, give --threshold 0"))
+        raise BadFile(Problem(file, what, f"{TWO_LEVELS}; {ALL_ABOVE}"))
+    if len(alone := _values_alone(values, top)):
+        what = (
+            f"has structures of the value(s) {_listed(alone)} besides {top:.7g}, as labels of classes or of single objects have"
+        )
+        remedy = f"{TWO_LEVELS}; {ALL_ABOVE}; of thin structures with soft edges, --threshold {THRESHOLD}"
+        raise BadFile(Problem(file, what, remedy))
     between = values[(values > top / 8) & (values < top * 7 / 8)]
     if between.size > max(FEW, BETWEEN * drawn) and len(kinds := np.unique(between)) > KINDS:
         what = f"has {len(kinds)} values in between, {_listed(kinds)}, in {between.size} of {drawn} pixels that are not dark,"
         what += " as distances or probabilities have"
-        raise BadFile(
-            Problem(file, what, f"{TWO_LEVELS}; of grey levels, give the limit with --threshold, such as {THRESHOLD}")
-        )
+        remedy = f"Of thin structures with soft edges, give --threshold {THRESHOLD}; of other grey levels, their limit"
+        raise BadFile(Problem(file, what, f"{remedy}. {TWO_LEVELS}, where you can"))
 
 
 def _is_flat(values: np.ndarray) -> np.ndarray:
@@ -130,6 +153,31 @@ def _is_flat(values: np.ndarray) -> np.ndarray:
         & (middle == values[..., 1:-1, 2:])
     )
     return flat
+
+
+def _values_alone(values: np.ndarray, top: float) -> np.ndarray:
+    """Returns the values below the bright level that form structures (..., H, W) of their own, thin or small ones too.
+
+    Beside a pixel of a soft edge, one is brighter or darker. Of dark values, JPEG leaves lines; a mask of labels has few.
+    """
+    alone = _is_alone(np.where(values == values.min(), 0, values))  # some draw on grey
+    kinds, uses = np.unique(values, return_counts=True)
+    kept, counts = np.unique(values[alone], return_counts=True)
+    least = top / 32 if len(kinds) <= KINDS else top / 4
+    often = (counts >= ALONE) & (counts >= SHARE * uses[np.searchsorted(kinds, kept)])
+    found: np.ndarray = kept[often & (kept > least) & (kept < top * 7 / 8)]
+    return found
+
+
+def _is_alone(values: np.ndarray) -> np.ndarray:
+    """Returns bool (..., H, W): whether a pixel is not 0, and its eight neighbours are 0 or have its value."""
+    from scipy.ndimage import maximum_filter, minimum_filter
+
+    size = (*[1] * (values.ndim - 2), 3, 3)
+    brightest = maximum_filter(values, size, mode="nearest")
+    darkest = minimum_filter(np.where(values > 0, values, values.max(initial=0)), size, mode="nearest")
+    alone: np.ndarray = (values > 0) & (brightest == values) & (darkest == values)
+    return alone
 
 
 def _listed(values: Iterable[Any]) -> str:

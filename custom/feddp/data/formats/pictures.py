@@ -27,6 +27,7 @@ from feddp.errors import BadFile, Problem
 
 GREY = ("1", "L", "LA", "La", "I;16", "I;16B", "I;16L", "I", "F")
 _INDEXED = ("P", "PA")
+_PLAIN = "Save it as grey values with 0 as the background, or give --colour of each class"
 _DARK = 64  # of 255: what looks like a background
 
 
@@ -99,7 +100,10 @@ def read_colours(tree: Source, name: str) -> Stored:
 
 
 def _require_background(file: Path, indices: np.ndarray, palette: np.ndarray) -> None:
-    """Raises BadFile if an index that is used, other than 0, looks like the background: black, or dark where 0 is not."""
+    """Raises BadFile if an index that is used, other than 0, looks like the background.
+
+    It does if it is black, or dark where 0 is not, or is most of the image's border where 0 is not dark.
+    """
     used = np.unique(indices)
     shown = palette[used].max(axis=-1)
     dark = 1 if palette[0].max() < _DARK else _DARK
@@ -108,7 +112,14 @@ def _require_background(file: Path, indices: np.ndarray, palette: np.ndarray) ->
         what = (
             f"has a palette that shows the index {odd[0]} as {first} and 0 as {zero}, so which is the background is not known"
         )
-        raise BadFile(Problem(file, what, "Save it as grey values, or give --colour of each class"))
+        raise BadFile(Problem(file, what, _PLAIN))
+    border = np.concatenate([indices[0], indices[-1], indices[1:-1, 0], indices[1:-1, -1]])
+    kinds, counts = np.unique(border, return_counts=True)
+    most = kinds[counts.argmax()]
+    if palette[0].max() >= _DARK and most > 0 and 2 * counts.max() > border.size:
+        colour, zero = (",".join(map(str, palette[index].tolist())) for index in (most, 0))
+        what = f"has a palette that shows 0 as {zero}, and most of its border is the index {most}, shown as {colour},"
+        raise BadFile(Problem(file, f"{what} so which is the background is not known", _PLAIN))
 
 
 def _stored(tree: Source, name: str) -> Stored:

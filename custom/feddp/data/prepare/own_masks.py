@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from feddp.data.formats.find import DICOM, NIFTI, Found, FoundImage
-from feddp.data.formats.labels import by_colour, by_value, in_one, require_nested
+from feddp.data.formats.labels import GIVE_COLOURS, by_colour, by_value, in_one, require_nested
 from feddp.data.formats.scan import Scan
 from feddp.data.pixels import QUARTERS
 from feddp.data.prepare.folder_options import FolderOptions
@@ -108,7 +108,12 @@ def _values(tree: Source, entry: FoundImage, scan: Scan, truth: str, options: Fo
     _require_alike(file, scan.orientation, orientation, shape)
     if mask.shape != shape:
         (h, w), (mh, mw) = shape, mask.shape
-        raise BadFile(Problem(file, f"has {mw} x {mh} pixels, but its image {w} x {h}", "Make both the same size"))
+        what, remedy = f"has {mw} x {mh} pixels, but its image {w} x {h}", "Make both the same size"
+        if mask.shape == shape[::-1] and (scan.orientation in QUARTERS) != (orientation in QUARTERS):
+            turned, number = ("its image", scan.orientation) if scan.orientation in QUARTERS else ("the mask", orientation)
+            what += f": viewers show {turned} turned by its orientation tag, {number}, and pixels are taken as stored"
+            remedy = "Turn the pixels of images and masks first, for example with ImageMagick's -auto-orient"
+        raise BadFile(Problem(file, what, remedy))
     return mask[None]
 
 
@@ -138,5 +143,5 @@ def _picture(tree: Source, truth: str, file: Path, options: FolderOptions, class
         values = drawn.colours  # the indices of grey levels are no levels
     if values.ndim == 3 and (values != values[..., :1]).any():
         what = "has colours, and none is declared"
-        raise BadFile(Problem(file, what, "Give the colours of the classes with --colour CLASS=RED,GREEN,BLUE"))
+        raise BadFile(Problem(file, what, GIVE_COLOURS))
     return by_value(file, values[..., 0] if values.ndim == 3 else values, classes, options.threshold), drawn.orientation
