@@ -29,7 +29,9 @@ def truths_of(tree: Source, images: Found, masks: Found, classes: Sequence[str])
         if entry.kind == DICOM:
             listed = annotations.get(entry.name, [])
             if len(listed) > 1:
-                raise InputError(f"{tree.path}: {some(listed, 3)} are masks of one series. Keep one of them.")
+                what = f"{some(listed, 3)} are masks of one series"
+                remedy = "Keep one of them, or put the structures into one file that covers whole slices"
+                raise InputError(f"{tree.path}: {what}. {remedy}.")
             truths[entry.name] = tuple(listed)
         elif found := masks.mask_of(entry):
             truths[entry.name] = found.files
