@@ -114,6 +114,20 @@ def test_a_hole_may_leave_its_contour_by_half_a_pixel(out):
     assert (united([OUTER, OUTER[::-1] + out], SHAPE) == united([OUTER], SHAPE)).all()
 
 
+@pytest.mark.parametrize("seam", [(6, 6), (6, 8)])
+def test_a_hole_across_parts_that_touch_or_overlap_is_taken_from_both(seam):
+    """With a part in the hole; what reaches beyond both parts is no hole."""
+    parts = [box(1, 12, (1, seam[1])), box(1, 12, (seam[0], 12))]
+    for order in ([0, 1, 2], [2, 0, 1]):
+        polygons = [[*parts, INNER][number] for number in order]
+        assert (united(polygons, SHAPE) == RING).all()
+        assert (united([each[::-1] for each in polygons], SHAPE) == RING).all()
+        both = RING | filled((slice(5, 9), slice(5, 9)))
+        assert (united([*polygons, ISLAND], SHAPE) == both).all()
+    beyond = box(3, 13, (3, 10))[::-1]
+    assert (united([*parts, beyond], SHAPE) == united([OUTER, beyond[::-1]], SHAPE)).all()
+
+
 def test_a_hole_in_one_contour_is_none_of_another_that_covers_a_part_of_it():
     across = box(0, 13, (6, 7))
     assert (united([OUTER, INNER, across], SHAPE) == RING | filled((slice(0, 14), slice(6, 8)))).all()

@@ -56,9 +56,9 @@ def united(polygons: Sequence[np.ndarray], shape: tuple[int, ...]) -> np.ndarray
     They are all pixels within a polygon, without those of holes. A hole is a polygon inside another one that is drawn in the
     other direction; what lies in it is structure again if it is drawn in the direction of the outermost one.
     """
-    around = _around(polygons)
-    hole = _holes(polygons, around)
     outlines = [Outline.of(corners, shape) for corners in polygons]
+    around = _across(polygons, outlines, _around(polygons), shape)
+    hole = _holes(polygons, around)
     whole = np.zeros(shape, bool)
     for number in np.flatnonzero(~hole):
         part = np.zeros(shape, bool)
@@ -127,6 +127,35 @@ def _holes(polygons: Sequence[np.ndarray], around: np.ndarray) -> np.ndarray:
             ways[number] = ways[outer]  # the same line twice encloses nothing between the two
         hole[number] = hole[outer] ^ (ways[number] != ways[outer])
     return hole
+
+
+def _across(
+    polygons: Sequence[np.ndarray], outlines: Sequence[Outline], around: np.ndarray, shape: tuple[int, ...]
+) -> np.ndarray:
+    """Returns `around` (N, N) so that parts of a structure lie together around a hole that none of them holds alone.
+
+    Such a hole has its pixels in several outermost polygons, all drawn in the other direction.
+    """
+    ways, found = np.array([_way(corners) for corners in polygons]), around.copy()
+    outermost = ~around.any(axis=0) & (ways != 0)
+    for way in (1, -1):
+        parts = np.flatnonzero(outermost & (ways == -way)).tolist()
+        candidates = np.flatnonzero(outermost & (ways == way)).tolist() if len(parts) > 1 else []
+        if not candidates:
+            continue
+        owners = np.zeros(shape, np.uint16)
+        for part in parts:
+            owners[outlines[part].window] += outlines[part].inside | outlines[part].line
+        for number in candidates:
+            own = outlines[number]
+            area, there = own.inside | own.line, owners[own.window] > 0
+            if not own.hole.any() or (area & ~there).any():
+                continue
+            low, high = polygons[number].min(axis=0), polygons[number].max(axis=0)
+            near = [p for p in parts if (polygons[p].min(axis=0) <= high).all() and (polygons[p].max(axis=0) >= low).all()]
+            held = around[number] | (np.arange(len(polygons)) == number)
+            found[np.ix_(near, held)] = True
+    return found
 
 
 def _around(polygons: Sequence[np.ndarray]) -> np.ndarray:
