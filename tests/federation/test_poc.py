@@ -226,7 +226,7 @@ def test_the_lead_learns_where_the_time_went(feddp, poc):
             own = [parts[name][round] or 0 for name in ("computing", "loading", "evaluating", "storing")]
             assert sum(own) == pytest.approx(noted[round]["seconds"], abs=0.2)
             assert sum(seconds[round] or 0 for seconds in parts.values()) == pytest.approx(wall, abs=0.2)
-    assert list(times["stages"]) == ["train", "calibrate", "evaluate"]
+    assert list(times["stages"]) == ["ready", "train", "calibrate", "evaluate"]
 
 
 def test_the_job_s_processes_load_no_compiler_and_the_sites_none_of_what_monai_takes(feddp, capture):

@@ -11,6 +11,8 @@ from pydicom.uid import generate_uid
 from feddp.data.formats.dicom import load
 from feddp.data.formats.dicom_masks import class_maps
 from feddp.data.formats.find import find
+from feddp.data.prepare.folder_options import FolderOptions
+from feddp.data.prepare.own_images import prepare
 from feddp.data.prepare.own_masks import truths_of
 from feddp.data.prepare.source import Source
 from feddp.errors import FedDPError
@@ -232,3 +234,40 @@ def test_a_structure_that_nobody_has_drawn_is_empty(top):
     folder, _, file = top
     changed(file, lambda drawn, found: delattr(drawn.ROIContourSequence[0], "ContourSequence"))
     assert not masks(folder)["ct"].any()
+
+
+# -- which structure ---------------------------------------------------------------------------------------------------
+
+
+def noted(top):
+    """Prepares the series for the class lesion; returns the notes on how the file of masks was read."""
+    (top / "split.csv").write_text("image,patient,split\nct,1,test\n")
+    options = FolderOptions.of(("lesion",), None, [], None, "axial", None, None, None)
+    return [note for note in prepare(top, top.parent / "out", None, 0, None, options) if "m.dcm" in note]
+
+
+@pytest.mark.parametrize(("name", "said"), [("GTV 1", True), ("", True), ("Lesion", False)])
+def test_a_lone_structure_of_another_name_is_the_class_with_a_note(top, name, said):
+    folder, images, file = top
+    contours(file, images, [(1, BOX)], name)
+    assert (masks(folder)["ct"] == boxes(1)).all()
+    wanted = f"top: the only structure, {name or 'without a name'}, is taken as lesion: 1 in 1 file(s), {file} first"
+    assert noted(folder) == ([wanted] if said else [])
+
+
+@pytest.mark.parametrize(("name", "kind"), [("BODY", ""), ("External", ""), ("skin", "EXTERNAL")])
+def test_the_outline_of_the_body_is_no_class_unless_it_has_its_name(top, name, kind):
+    folder, images, file = top
+
+    def interpreted(drawn, found):
+        drawn.RTROIObservationsSequence = [Dataset()]
+        drawn.RTROIObservationsSequence[0].ReferencedROINumber = 3
+        drawn.RTROIObservationsSequence[0].RTROIInterpretedType = kind
+
+    contours(file, images, [(1, BOX)], name)
+    changed(file, interpreted)
+    with pytest.raises(FedDPError, match=f"m.dcm: has one structure, {name}, which is the outline of the body and not lesion"):
+        masks(folder)
+    drawn = load(Source(folder), f"{folder.name}/masks/m.dcm")
+    (entry,) = find(Source(folder), f"{folder.name}/images").entries
+    assert class_maps(file, drawn, entry.read(Source(folder), "axial").origin, [name]).any()

@@ -102,6 +102,32 @@ def test_a_contour_in_another_is_a_hole_if_it_is_drawn_in_the_other_direction():
         assert (united([each[::-1] for each in polygons], SHAPE) == both).all()
 
 
+@pytest.mark.parametrize("out", [0.03, 0.1, 0.15, 0.4, 0.49])
+def test_a_hole_may_leave_its_contour_by_half_a_pixel(out):
+    """Rows 4 to 9 of columns 4 to 12; a square beside it of the other direction is none, and neither is a moved copy."""
+    hole = box(3, 10, (3, 12 + out))[::-1]
+    wanted = filled((slice(1, 13), slice(1, 13))) & ~filled((slice(4, 10), slice(4, 13)))
+    for polygons in ([OUTER, hole], [hole, OUTER], [OUTER[::-1], hole[::-1]]):
+        assert (united(polygons, SHAPE) == wanted).all()
+    beside = box(3, 10, (12, 12 + out))[::-1]
+    assert (united([OUTER, beside], SHAPE) == united([OUTER], SHAPE)).all()
+    assert (united([OUTER, OUTER[::-1] + out], SHAPE) == united([OUTER], SHAPE)).all()
+
+
+@pytest.mark.parametrize("seam", [(6, 6), (6, 8)])
+def test_a_hole_across_parts_that_touch_or_overlap_is_taken_from_both(seam):
+    """With a part in the hole; what reaches beyond both parts is no hole."""
+    parts = [box(1, 12, (1, seam[1])), box(1, 12, (seam[0], 12))]
+    for order in ([0, 1, 2], [2, 0, 1]):
+        polygons = [[*parts, INNER][number] for number in order]
+        assert (united(polygons, SHAPE) == RING).all()
+        assert (united([each[::-1] for each in polygons], SHAPE) == RING).all()
+        both = RING | filled((slice(5, 9), slice(5, 9)))
+        assert (united([*polygons, ISLAND], SHAPE) == both).all()
+    beyond = box(3, 13, (3, 10))[::-1]
+    assert (united([*parts, beyond], SHAPE) == united([OUTER, beyond[::-1]], SHAPE)).all()
+
+
 def test_a_hole_in_one_contour_is_none_of_another_that_covers_a_part_of_it():
     across = box(0, 13, (6, 7))
     assert (united([OUTER, INNER, across], SHAPE) == RING | filled((slice(0, 14), slice(6, 8)))).all()

@@ -214,6 +214,32 @@ def test_a_frame_is_placed_by_its_reference_or_by_its_place(tmp_path):
         maps(tmp_path, without(made, "DerivationImageSequence"))
 
 
+@pytest.mark.parametrize(("down", "across"), [(-1, 1), (1, -1), (-1, -1)])
+def test_a_frame_may_start_from_another_corner(tmp_path, down, across):
+    """The same pixels, with rows or columns that run the other way, from the first pixel there."""
+    images = series(tmp_path / "s")
+    made = segmentation(images, SQUARES[:, ::down, ::across].astype(np.uint8))
+    lying = made.SharedFunctionalGroupsSequence[0].PlaneOrientationSequence[0]
+    row, column = np.array(lying.ImageOrientationPatient, float).reshape(2, 3)
+    lying.ImageOrientationPatient = [float(value) for value in (*(across * row), *(down * column))]
+    moved = (SHAPE[1] - 1) * SPACING[1] * row * (across < 0) + (SHAPE[0] - 1) * SPACING[0] * column * (down < 0)
+    for frame in made.PerFrameFunctionalGroupsSequence:
+        (lies,) = frame.PlanePositionSequence
+        lies.ImagePositionPatient = [float(value) for value in np.array(lies.ImagePositionPatient, float) + moved]
+    assert (maps(tmp_path, made)[0] == SQUARES).all()
+    lying.ImageOrientationPatient = [float(value) for value in (*row, *column)]
+    with pytest.raises(FedDPError, match="m.dcm: has a frame .* mm from the nearest slice"):
+        maps(tmp_path, made)
+
+
+def test_a_seg_of_a_part_of_its_slices_is_named_with_the_remedy(tmp_path):
+    images = series(tmp_path / "s")
+    made = segmentation(images, SQUARES.astype(np.uint8))
+    made.Rows = SHAPE[0] - 1
+    with pytest.raises(FedDPError, match="m.dcm: has .* pixels.* Put the structures into one file that covers whole slices"):
+        maps(tmp_path, made)
+
+
 @pytest.mark.parametrize("which", ["no series", "none of these series"])
 def test_a_seg_that_belongs_to_no_series_is_named(tmp_path, which):
     images = series(tmp_path / "top/images/s")

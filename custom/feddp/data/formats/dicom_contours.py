@@ -46,6 +46,13 @@ def names_of(file: Path, dataset: Dataset) -> dict[int, str]:
     return {int(number_of(file, item, "ROINumber")): text_of(item, "ROIName") for item in structures}
 
 
+def bodies_of(dataset: Dataset) -> frozenset[str]:
+    """Returns the numbers, as texts, of structures of the type EXTERNAL: outlines of the body."""
+    observed = items_of(dataset, "RTROIObservationsSequence")
+    outer = [item for item in observed if text_of(item, "RTROIInterpretedType").upper() == "EXTERNAL"]
+    return frozenset(text_of(item, "ReferencedROINumber") for item in outer)
+
+
 def drawn_on(contour: Dataset) -> set[str]:
     """Returns the UIDs of the images on which a contour says that it was drawn."""
     return {text_of(item, "ReferencedSOPInstanceUID") for item in items_of(contour, "ContourImageSequence")} - {""}

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
-from pydicom import Dataset
+from pydicom import DataElement, Dataset
 
 from feddp.data.formats.attributes import given, items_of, lacking, number_of, text_of
 from feddp.data.formats.dicom import StoredPixels, whole
 from feddp.data.formats.dicom_frames import frames_of, stored_of
 from feddp.data.formats.dicom_references import source_of
-from feddp.data.formats.dicom_series import EXPORT, Series, is_placed, is_turned, place, spacing_of
+from feddp.data.formats.dicom_series import EXPORT, Series, axes, is_placed, is_turned, place, spacing_of
 from feddp.data.formats.scan import too_many
 from feddp.data.formats.stack import room
 from feddp.errors import BadFile, Problem
@@ -33,7 +33,8 @@ def segment_maps(
 ) -> np.ndarray:
     """Returns boolean maps (classes, S, H, W) of segments, `chosen` as {number of a segment: index of its class}.
 
-    A frame is that of the slice to which it refers; of the slice where it lies, if it refers to none.
+    A frame is that of the slice to which it refers; of the slice where it lies, if it refers to none. Its rows and columns
+    may run the other way than those of the slices.
 
     Raises:
         BadFile: the frames have another size than the slices, or lie elsewhere; none refers to a slice; or there are too many.
@@ -43,7 +44,7 @@ def segment_maps(
     size, own = (int(first.Rows), int(first.Columns)), (whole(dataset, "Rows"), whole(dataset, "Columns"))
     if own != size:
         what = f"has {own[1]} x {own[0]} pixels, but its series {size[1]} x {size[0]}"
-        raise BadFile(Problem(file, what, EXPORT))
+        raise BadFile(Problem(file, what, "Put the structures into one file that covers whole slices"))
     count = max(1, whole(dataset, "NumberOfFrames"))
     if max(len(origin.slices), count) * math.prod(size) > voxels:
         raise BadFile(Problem(file, *too_many(f"has {count} frames of {size[1]} x {size[0]} pixels", voxels)))
@@ -54,6 +55,7 @@ def segment_maps(
     maps[:] = False
     placed = False
     for described, pixels in zip(_described(file, dataset, count), stored_of(file, dataset, content), strict=True):
+        pixels = _turned_back(file, described, pixels, first)
         number = _slice_of(file, described, origin)
         if number is None:
             continue
@@ -97,6 +99,26 @@ def _described(file: Path, dataset: Dataset, count: int) -> list[Dataset]:
             if items := items_of(groups, keyword) or items_of(shared, keyword):
                 setattr(frame, keyword, list(items))
     return described
+
+
+def _turned_back(file: Path, frame: Dataset, pixels: np.ndarray, first: Dataset) -> np.ndarray:
+    """Returns the pixels (H, W) of a frame so that its rows and columns run as the series', and lets the frame say so.
+
+    A frame may state the same pixels from another corner, as programs do that turn NIfTI masks into SEGs.
+    """
+    if not is_placed(frame) or not is_placed(first):
+        return pixels
+    row, column, _ = axes(frame)
+    start, (down, across) = place(frame), pixels.shape
+    high, wide = spacing_of(file, first)
+    if row @ axes(first)[0] < 0:
+        start, row, pixels = start + (across - 1) * wide * row, -row, pixels[:, ::-1]
+    if column @ axes(first)[1] < 0:
+        start, column, pixels = start + (down - 1) * high * column, -column, pixels[::-1]
+    places = {"ImagePositionPatient": start, "ImageOrientationPatient": np.concatenate([row, column])}
+    for keyword, values in places.items():  # new elements: frames share those of the file
+        frame[keyword] = DataElement(keyword, "DS", [round(float(value), 6) for value in values])
+    return pixels
 
 
 def _slice_of(file: Path, frame: Dataset, origin: Series) -> int | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 TOUCH = 0.02  # pixels: what is nearer to a line is on it; contours in files are rounded, often to 0.01 mm
+SLIP = 0.5  # pixels: how far a hole may leave the polygon around it
 _AT_ONCE = 10**6  # pairs of points and edges that are held in memory
 
 
@@ -55,9 +56,9 @@ def united(polygons: Sequence[np.ndarray], shape: tuple[int, ...]) -> np.ndarray
     They are all pixels within a polygon, without those of holes. A hole is a polygon inside another one that is drawn in the
     other direction; what lies in it is structure again if it is drawn in the direction of the outermost one.
     """
-    around = _around(polygons)
-    hole = _holes(polygons, around)
     outlines = [Outline.of(corners, shape) for corners in polygons]
+    around = _across(polygons, outlines, _around(polygons), shape)
+    hole = _holes(polygons, around)
     whole = np.zeros(shape, bool)
     for number in np.flatnonzero(~hole):
         part = np.zeros(shape, bool)
@@ -121,37 +122,77 @@ def _holes(polygons: Sequence[np.ndarray], around: np.ndarray) -> np.ndarray:
         if not depth[number] or not ways[number]:
             continue
         outer = max(np.flatnonzero(around[:, number]).tolist(), key=lambda each: int(depth[each]))
-        if _within(polygons[outer], polygons[number]) and not _is_ring(polygons[number]):
+        slack = TOUCH if _within(polygons[number], polygons[outer]) else SLIP
+        if _within(polygons[outer], polygons[number], slack) and not _is_ring(polygons[number]):
             ways[number] = ways[outer]  # the same line twice encloses nothing between the two
         hole[number] = hole[outer] ^ (ways[number] != ways[outer])
     return hole
 
 
-def _around(polygons: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns an array (N, N): whether the polygon of the row lies around that of the column. Of equal ones, the first does."""
-    count = len(polygons)
-    found = np.zeros((count, count), bool)
-    low, high = (np.stack([way(corners, axis=0) for corners in polygons]) for way in (np.min, np.max))
-    for outer in range(count):
-        near = (low >= low[outer] - TOUCH).all(axis=1) & (high <= high[outer] + TOUCH).all(axis=1)
-        for inner in np.flatnonzero(near).tolist():
-            twin = found[inner, outer]  # also around this one
-            found[outer, inner] = outer != inner and not twin and _way(polygons[outer]) != 0
-            found[outer, inner] = found[outer, inner] and _within(polygons[inner], polygons[outer])
+def _across(
+    polygons: Sequence[np.ndarray], outlines: Sequence[Outline], around: np.ndarray, shape: tuple[int, ...]
+) -> np.ndarray:
+    """Returns `around` (N, N) so that parts of a structure lie together around a hole that none of them holds alone.
+
+    Such a hole has its pixels in several outermost polygons, all drawn in the other direction.
+    """
+    ways, found = np.array([_way(corners) for corners in polygons]), around.copy()
+    outermost = ~around.any(axis=0) & (ways != 0)
+    for way in (1, -1):
+        parts = np.flatnonzero(outermost & (ways == -way)).tolist()
+        candidates = np.flatnonzero(outermost & (ways == way)).tolist() if len(parts) > 1 else []
+        if not candidates:
+            continue
+        owners = np.zeros(shape, np.uint16)
+        for part in parts:
+            owners[outlines[part].window] += outlines[part].inside | outlines[part].line
+        for number in candidates:
+            own = outlines[number]
+            area, there = own.inside | own.line, owners[own.window] > 0
+            if not own.hole.any() or (area & ~there).any():
+                continue
+            low, high = polygons[number].min(axis=0), polygons[number].max(axis=0)
+            near = [p for p in parts if (polygons[p].min(axis=0) <= high).all() and (polygons[p].max(axis=0) >= low).all()]
+            held = around[number] | (np.arange(len(polygons)) == number)
+            found[np.ix_(near, held)] = True
     return found
 
 
-def _within(points: np.ndarray, corners: np.ndarray) -> bool:
-    """Whether all points (M, 2) lie within a polygon with these corners (N, 2) or on its line."""
-    odd, touched = np.zeros(len(points), bool), np.zeros(len(points), bool)
+def _around(polygons: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns an array (N, N): whether the polygon of the row lies around that of the column. Of equal ones, the first does.
+
+    A polygon that is drawn in the other direction may leave it a little, as holes do that touch the line.
+    """
+    count = len(polygons)
+    found = np.zeros((count, count), bool)
+    low, high = (np.stack([bound(corners, axis=0) for corners in polygons]) for bound in (np.min, np.max))
+    ways = np.array([_way(corners) for corners in polygons])
+    for outer in range(count):
+        slack = np.where(ways * ways[outer] < 0, SLIP, TOUCH)
+        near = (low >= low[outer] - slack[:, None]).all(axis=1) & (high <= high[outer] + slack[:, None]).all(axis=1)
+        for inner in np.flatnonzero(near).tolist():
+            twin = found[inner, outer]  # also around this one
+            found[outer, inner] = outer != inner and not twin and ways[outer] != 0
+            found[outer, inner] = found[outer, inner] and _within(polygons[inner], polygons[outer], slack[inner])
+    return found
+
+
+def _within(points: np.ndarray, corners: np.ndarray, slack: float = TOUCH) -> bool:
+    """Whether all points (M, 2) lie within a polygon with these corners (N, 2), or outside by at most so many pixels.
+
+    With more slack than that of a line, so do the middles between the points, and more than half of all lie within it.
+    """
+    if slack > TOUCH:
+        points = np.concatenate([points, (points + np.roll(points, 1, axis=0)) / 2])
+    odd, apart = np.zeros(len(points), bool), np.full(len(points), np.inf)
     for start, end in _edges(corners, len(points)):
         point, first, last = points[:, None], start[None], end[None]
         between = (first[..., 0] <= point[..., 0]) != (last[..., 0] <= point[..., 0])
         height = np.where(first[..., 0] == last[..., 0], 1, last[..., 0] - first[..., 0])
         column = first[..., 1] + (point[..., 0] - first[..., 0]) / height * (last[..., 1] - first[..., 1])
         odd ^= (between & (column < point[..., 1])).sum(axis=1) % 2 == 1
-        touched |= (_apart(point, first, last) <= TOUCH).any(axis=1)
-    return bool((odd | touched).all())
+        apart = np.minimum(apart, _apart(point, first, last).min(axis=1))
+    return bool((odd | (apart <= slack)).all() and (odd | (apart <= TOUCH)).mean() > 0.5)
 
 
 def _is_ring(corners: np.ndarray) -> bool:

@@ -14,6 +14,7 @@ percentile, or in a given window. Volumes are sliced along an axis of the patien
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
@@ -159,6 +160,7 @@ class Noticed:
         stretched: whether an image had more than 8 bits.
         uneven: volumes of several slices whose distance is not known.
         values: those of the masks.
+        read: how often a file of masks was read in a way that the user should know.
         turned: pictures that viewers show turned, because of the orientation in their files.
         pictures: {digest of pixels: (the first image, its patient)}, without those of one colour.
         twins: pairs of images of two patients with the same pixels.
@@ -168,6 +170,7 @@ class Noticed:
     stretched: bool = False
     uneven: list[str] = field(default_factory=list)
     values: set[int] = field(default_factory=set)
+    read: Counter[tuple[str, Path]] = field(default_factory=Counter)
     turned: list[str] = field(default_factory=list)
     pictures: dict[bytes, tuple[str, str]] = field(default_factory=dict)
     twins: list[tuple[str, str]] = field(default_factory=list)
@@ -198,6 +201,9 @@ class Noticed:
     def notes(self, classes: Sequence[str]) -> Iterator[str]:
         if absent := [name for value, name in enumerate(classes, 1) if value not in self.values]:
             yield f"no mask holds {some(absent, 3)}; masks of that class are empty, unless its name or value is another"
+        for what in sorted({what for what, _ in self.read}):
+            files = {file: count for (each, file), count in self.read.items() if each == what}
+            yield f"{what}: {sum(files.values())} in {len(files)} file(s), {next(iter(files))} first"
         if self.turned:
             yield (
                 f"{len(self.turned)} picture(s) have an orientation in their files, {self.turned[0]} first; their pixels are"
@@ -247,7 +253,7 @@ def _samples(
     entries = site.images.entries
     for entry in track(entries, f"Preparing {site.name}", total=len(entries)):
         scan = entry.read(tree, options.axis)
-        masks = mask_of(tree, entry, scan, site.truths[entry.name], options)
+        masks = mask_of(tree, entry, scan, site.truths[entry.name], options, seen.read)
         pixels = in_channels(eight_bits(scan.pixels, options.window), metadata["channels"], options.channels is not None)
         if pixels is None:
             what = f"has {scan.channels} channel(s), but the site's first image {metadata['channels']}"

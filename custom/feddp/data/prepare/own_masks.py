@@ -1,5 +1,6 @@
 """The masks of your own images: which file or files belong to an image, and their values as classes."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -29,7 +30,9 @@ def truths_of(tree: Source, images: Found, masks: Found, classes: Sequence[str])
         if entry.kind == DICOM:
             listed = annotations.get(entry.name, [])
             if len(listed) > 1:
-                raise InputError(f"{tree.path}: {some(listed, 3)} are masks of one series. Keep one of them.")
+                what = f"{some(listed, 3)} are masks of one series"
+                remedy = "Keep one of them, or put the structures into one file that covers whole slices"
+                raise InputError(f"{tree.path}: {what}. {remedy}.")
             truths[entry.name] = tuple(listed)
         elif found := masks.mask_of(entry):
             truths[entry.name] = found.files
@@ -74,8 +77,15 @@ def _annotations(
     return found, unplaced
 
 
-def mask_of(tree: Source, entry: FoundImage, scan: Scan, truths: Sequence[str], options: FolderOptions) -> np.ndarray:
-    """Returns the mask of an image: uint8 (S, H, W) of 0 to C.
+def mask_of(
+    tree: Source,
+    entry: FoundImage,
+    scan: Scan,
+    truths: Sequence[str],
+    options: FolderOptions,
+    notes: Counter[tuple[str, Path]],
+) -> np.ndarray:
+    """Returns the mask of an image: uint8 (S, H, W) of 0 to C. `notes` counts what a user should know of a file.
 
     Raises:
         BadFile: a file cannot be read, does not fit the image, or has values that are no classes.
@@ -85,7 +95,7 @@ def mask_of(tree: Source, entry: FoundImage, scan: Scan, truths: Sequence[str], 
         from feddp.data.formats.dicom_masks import class_maps
 
         file = tree.shown(truths[0])
-        maps = class_maps(file, load(tree, truths[0]), scan.origin, options.classes, tree.voxels)
+        maps = class_maps(file, load(tree, truths[0]), scan.origin, options.classes, tree.voxels, notes)
         return in_one(maps, options.labels, options.classes, file)
     if len(truths) == 1:
         mask = _values(tree, entry, scan, truths[0], options, len(options.classes))
