@@ -23,7 +23,6 @@ PLAIN_NAME = "at most 64 letters A to Z, digits, spaces and '_', '.', '+', '-', 
 _LARGEST = 2**53  # of a number that leaves a site (`feddp.protocol`)
 _BLANKS = re.compile("[\t\n\r]+")
 # what a damaged file makes of a reader's own variables: no words of these help whoever gave the file
-# what only who knows the code understands: kinds of errors, and words in the texts of others
 _INNER = (
     *(AttributeError, TypeError, LookupError, NameError, AssertionError, ArithmeticError),
     *(RecursionError, NotImplementedError, struct.error),
