@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from feddp.errors import FedDPError
 from feddp.files import read_events
+from feddp.protocol import READY
 from feddp.run.options import Options, resume_here, run_here
 from feddp.run.workers import Worker
 
@@ -25,9 +26,11 @@ def outcome(out):
 
 
 def answers(out):
-    """Who answered what, or why not, in order, without times; and whether the run began or was continued there."""
+    """Who answered what, or why not, in order, without times, beside the first question, which every job asks; and whether the
+    run began or was continued there."""
     kinds, told = ("answer", "refused", "resumed"), ("event", "task", "site", "reason")
-    return [tuple(map(e.get, told)) for e in read_events(out / "progress.jsonl") if e["event"] in kinds]
+    events = [event for event in read_events(out / "progress.jsonl") if event["event"] in kinds]
+    return [tuple(map(event.get, told)) for event in events if event.get("task") != READY]
 
 
 def workers():
