@@ -93,10 +93,9 @@ def test_the_folder_names_who_takes_part_and_only_the_server_brings_the_shared_t
     assert (meta["min_clients"], meta["mandatory_clients"]) == (2, [NEWCOMER])
     assert meta["deploy_map"] == {"app_server": ["server"], "app_client": ["A", "B", "N"]}
     server, client = configs(job)
-    (workflow,) = server["workflows"]
-    assert workflow["args"] == {"stage": "adapt"}
+    assert [workflow["args"] for workflow in server["workflows"]] == [{"stage": "ready"}, {"stage": "adapt"}]
     (executor,) = client["executors"]
-    assert executor["tasks"] == ["join", "give_model", "adapt"]
+    assert executor["tasks"] == ["ready", "join", "give_model", "adapt"]
     # 0.001 is the default
     asked = {"job": JOB, "how": "tent", "settings": {"epochs": 3}, "score": True}
     for config in (server, client):
