@@ -15,6 +15,7 @@ from nvflare.fuel.f3.streaming.blob_streamer import BlobStream
 from nvflare.fuel.f3.streaming.byte_receiver import RxTask
 from nvflare.fuel.f3.streaming.byte_streamer import TxTask
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
+from nvflare.fuel.utils.config_service import ConfigService
 
 from feddp.flare import streams
 from feddp.flare.configuration import AGAIN, CHUNK, COMMUNICATION, STALLED
@@ -63,6 +64,7 @@ def ours(monkeypatch):
     monkeypatch.setattr(Cell, "_send_one_request", Cell._send_one_request)
     monkeypatch.setattr(CommConfigurator, "_config_loaded", True)
     monkeypatch.setattr(CommConfigurator, "_configuration", COMMUNICATION)
+    monkeypatch.setattr(ConfigService, "_var_values", {})  # FLARE keeps what an earlier test's streams have read
     monkeypatch.setattr(byte_streamer.reliable_retry_scheduler, "register", lambda task: None)
     monkeypatch.setattr(streams, "_MOVED", {})
     by_progress()
