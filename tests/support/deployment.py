@@ -45,10 +45,10 @@ PROMPT = "\r\n> $"  # at the end of what is shown
 class Console:
     """FLARE's admin console, as a person sees it."""
 
-    def __init__(self, kit: Path, env: dict[str, str]):
+    def __init__(self, kit: Path, env: dict[str, str], within: tuple[str, ...] = ()):
         self.person = kit.name
-        script = str(kit / "startup/fl_admin.sh")
-        self.process = pexpect.spawn("bash", [script], env=env, encoding="utf-8", echo=False, dimensions=(100, 400), timeout=60)
+        program, *words = [*within, "bash", str(kit / "startup/fl_admin.sh")]
+        self.process = pexpect.spawn(program, words, env=env, encoding="utf-8", echo=False, dimensions=(100, 400), timeout=60)
         self.process.expect("User Name: ")
         self.process.sendline(self.person)
         self.process.expect(PROMPT)
@@ -232,9 +232,9 @@ def environment(root: Path) -> dict[str, str]:
 
 
 @contextmanager
-def deployment(root: Path, kind: type[Deployment] = Deployment) -> Iterator[Deployment]:
+def deployment(root: Path, kind: Callable[..., Deployment] = Deployment, host: str = LOOPBACK) -> Iterator[Deployment]:
     """Provisions a federation of four hospitals, each with 36 images: 20 to train on, 8 to validate, 8 to test. Whatever has
-    been started is stopped when the block ends."""
+    been started is stopped when the block ends. `host`: where the server is."""
     folder = Path(shutil.copytree(SHIPPED, root / "provisioning"))
     synthesize(root / "data", sites=5, images=36, size=32)
     for site, name in zip(sorted((root / "data").iterdir()), [*HOSPITALS, NEWCOMER], strict=True):
@@ -242,6 +242,7 @@ def deployment(root: Path, kind: type[Deployment] = Deployment) -> Iterator[Depl
     ports = free_ports()
     for written, source, change in (("project", "rehearsal", rehearsed), ("hospital-e", "hospital-e", local)):
         text = change((folder / f"{source}.yml").read_text(encoding="utf-8"), ports, root)
+        text = text.replace(f"default_host: {LOOPBACK}", f"default_host: {host}")
         (folder / f"{written}.yml").write_text(text, encoding="utf-8")
     federation = kind(folder, environment(root))
     federation.shell("nvflare provision -p project.yml -w kits")

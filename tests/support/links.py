@@ -1,9 +1,11 @@
 """Machines on one machine, joined by links that are slow or die: net/net.sh for tests."""
 
 import os
+import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,8 +43,16 @@ class Net:
         """USR1: its link is down; USR2: it is up; WINCH: the firewall on it forgets all flows."""
         self.do("signal", site, name)
 
-    def start(self, machine: str, *command: str, **more: Any) -> subprocess.Popen:
-        return subprocess.Popen([NET, "in", machine, *command], env={**os.environ, **self.env}, **more)
+    def start(self, machine: str, *command: str, env: Mapping[str, str] = os.environ, **more: Any) -> subprocess.Popen:
+        return subprocess.Popen([NET, "in", machine, *command], env={**env, **self.env}, **more)
+
+    def carried(self, site: str) -> int:
+        """The bytes that its link has carried both ways until now, with all headers."""
+        before = self.log(site).count("B>A")
+        self.signal(site, "HUP")
+        while (log := self.log(site)).count("B>A") == before or not log.endswith("\n"):
+            time.sleep(0.05)
+        return sum(int(re.findall(rf"{way} sent .* bytes (\d+)", log)[-1]) for way in ("A>B", "B>A"))
 
     def log(self, site: str) -> str:
         """What happened to its link: flows that were forgotten, when it was down."""

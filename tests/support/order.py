@@ -8,6 +8,7 @@ LONGEST = (
     "federation/test_deployment.py",
     "integration/test_methods.py",
     "integration/test_golden.py",
+    "federation/test_slow_line.py",
     "federation/test_poc.py",
     "federation/test_docs_commands.py",
     "unit/training/test_pretended_gpu.py",
