@@ -24,7 +24,7 @@ from feddp.protocol import PARTS
 from feddp.stages import train
 from feddp.stages.memory import ServerMemory
 from feddp.stages.message import Message
-from feddp.stages.server import Received, Server
+from feddp.stages.server import Received, Server, Unanswered
 from feddp.stages.spool import Spool
 
 MIB = 2**20
@@ -68,7 +68,7 @@ class Arriving(Server):
 
     def send(
         self, task: str, sites: Sequence[str], data: Message | Mapping[str, Message], received: Received
-    ) -> dict[str, str]:
+    ) -> dict[str, Unanswered]:
         sent = cast(Message, data).tensors  # a round of training has one message for all sites
 
         def reply() -> Message:

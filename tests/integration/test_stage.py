@@ -516,6 +516,28 @@ def test_a_task_that_does_not_reach_a_living_site_ends_in_a_line(tmp_path, plan_
     assert (told[0]["way"], told[0]["moved"]) == ("to", 100_000)
 
 
+def test_a_task_that_ends_while_its_tensors_move_says_what_the_line_needs(tmp_path, plan_for, monkeypatch):
+    """B has 20 s for its task, of which 100 kB have come when FLARE ends it. It needs γ twice, there and back, in 20 s."""
+    monkeypatch.setattr(streams, "_MOVED", {})
+    run = Run(tmp_path, plan_for(method="fedavg", rounds=1, task_timeout=20), SITES, _without_b)
+    asked = run.broadcast
+
+    def broadcast(task, *args, **kwargs):
+        asked(task, *args, **kwargs)
+        if task.name == "train":
+            streams._count("B.job", to=100_000)
+
+    run.broadcast = broadcast
+    run.run("train")
+    assert run.panics == []
+    (event,) = [event for event in run.progress("refused") if event["task"] == "train"]
+    gamma = sum(value.nbytes for value in run.memory.first().values())
+    need = f"for task_timeout=20 its line needs more than {2 * gamma * 8 / 1e6 / 20:.2g} Mbit/s; raise one of the two"
+    assert event["reason"].startswith("site B: no answer to train; 0.1 MB of 0.7 MB at ")
+    assert event["reason"].endswith(need)
+    assert run.memory.lost == {}
+
+
 @pytest.mark.parametrize(("tries", "waits"), [(controller.TRIES - 1, True), (controller.TRIES, False)])
 def test_a_site_whose_answers_cannot_be_read_is_lost_for_one_task(tmp_path, plan_for, monkeypatch, tries, waits):
     """Of B's answers to the first round that many came and could not be read: the round goes on without B, at once or after B

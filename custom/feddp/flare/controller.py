@@ -26,7 +26,7 @@ from feddp.flare.unread import unread
 from feddp.stages import served, stage_of
 from feddp.stages.memory import ServerMemory
 from feddp.stages.message import Message
-from feddp.stages.server import Received, Server, nbytes
+from feddp.stages.server import Received, Server, Unanswered, nbytes
 
 POLL = 0.05  # seconds; FLARE's default of 0.5 s would delay every round
 # seconds without a sign of life after which a site is skipped, if enough others have answered; and after which none is waited
@@ -136,7 +136,7 @@ class FlareServer(Server):
 
     def send(
         self, task: str, sites: Sequence[str], data: Message | Mapping[str, Message], received: Received
-    ) -> dict[str, str]:
+    ) -> dict[str, Unanswered]:
         answered: set[str] = set()
         over, complete = threading.Event(), threading.Event()
 
@@ -194,10 +194,15 @@ class FlareServer(Server):
         for each in tasks:
             if error := getattr(each, "exception", None):  # FLARE puts there what `received` raised: no site is to blame
                 raise error
-        silent = [site for site in sites if site not in answered and self._silence(site) > SILENT]
-        lost = {site: self._controller.transfers[site].told() for site in silent}
+        found = {site: self._why(site) for site in sites if site not in answered}
         self._unread = unread()  # such a site is asked again, if it lives
-        return lost
+        return found
+
+    def _why(self, site: str) -> Unanswered:
+        """Returns why a site has not answered the present task: it vanished, or it had no more time."""
+        vanished = self._silence(site) > SILENT
+        limit = 0 if vanished else self.plan.federation.task_timeout
+        return Unanswered(vanished, self._controller.transfers[site].told(limit))
 
     def _transfers(self, task: str, sites: Sequence[str], data: Message | Mapping[str, Message]) -> dict[str, Transfer]:
         half = task in protocol.with_shared() and self.plan.federation.half

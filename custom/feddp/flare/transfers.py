@@ -79,16 +79,23 @@ class Transfer:
         with self._one:
             return time.monotonic() - self._moved_at if self.way else 0.0
 
-    def told(self) -> str:
-        """Returns how far a transfer is that has taken long, for a site that is waited for no more."""
+    def told(self, limit: float = 0.0) -> str:
+        """Returns how far a transfer is, and what its line needs, for a site that is waited for no more.
+
+        Args:
+            limit: seconds that the site had for its task, if that is why; otherwise only what has taken long is told.
+        """
         with self._one:
-            seconds = time.monotonic() - self._began
-            if not self.way or seconds < SLOW:
-                return ""
-            size = self._sizes[self.way]
+            seconds, size = time.monotonic() - self._began, self._sizes.get(self.way, 0)
             done = min(self._count() - self._start, size)
+            if done == size or (seconds < SLOW and not limit):
+                return ""
             what = "answer arrived from it" if self.way == BACK else "task reached it"
+            need = "its line must let messages of this size through"
+            if limit:
+                rate = sum(self._sizes.values()) * 8 / 1e6 / limit
+                need = f"for task_timeout={limit:g} its line needs more than {rate:.2g} Mbit/s; raise one of the two"
             return (
                 f"{transferred(done, size, done / max(seconds, 1e-3))} of the {what} in {lasting(seconds)}, nothing in the last"
-                f" {lasting(self.still())}; its line must let messages of this size through"
+                f" {lasting(self.still())}; {need}"
             )

@@ -21,7 +21,7 @@ from feddp.run.workers import WorkersServer, started, workers_of
 from feddp.stages import served, stages_of
 from feddp.stages.memory import ServerMemory
 from feddp.stages.message import Message
-from feddp.stages.server import Received, Server
+from feddp.stages.server import Received, Server, Unanswered
 from feddp.tracking import VARIABLE, Tracking
 from feddp.training.claim import release
 
@@ -47,7 +47,7 @@ class LocalServer(Server, Answering):
 
     def send(
         self, task: str, sites: Sequence[str], data: Message | Mapping[str, Message], received: Received
-    ) -> dict[str, str]:
+    ) -> dict[str, Unanswered]:
         for site in sites:
             if self._stopped.is_set():
                 raise Stopped("the run was stopped")

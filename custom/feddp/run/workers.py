@@ -24,7 +24,7 @@ from feddp.run.pipe import Closed, Packed, get, pack, put
 from feddp.run.session import Request
 from feddp.stages.memory import ServerMemory
 from feddp.stages.message import Message
-from feddp.stages.server import Received, Server
+from feddp.stages.server import Received, Server, Unanswered
 from feddp.training.device import settle
 
 POLL = 0.2  # seconds until the next look whether the run must stop
@@ -142,7 +142,7 @@ class WorkersServer(Server):
 
     def send(
         self, task: str, sites: Sequence[str], data: Message | Mapping[str, Message], received: Received
-    ) -> dict[str, str]:
+    ) -> dict[str, Unanswered]:
         """As `Server.send`; the answers are received in the order of `sites`.
 
         Raises:

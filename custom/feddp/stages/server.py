@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,14 @@ from feddp.stages.spool import Spool
 
 Check = Callable[[str, Message], None]
 Received = Callable[[str, Callable[[], Message]], None]
+
+
+@dataclass(frozen=True)
+class Unanswered:
+    """A task without an answer: whether its site vanished, or was only too slow, and what is known of the task's way."""
+
+    vanished: bool
+    known: str = ""
 
 
 class Server(ABC):
@@ -48,13 +56,13 @@ class Server(ABC):
     @abstractmethod
     def send(
         self, task: str, sites: Sequence[str], data: Message | Mapping[str, Message], received: Received
-    ) -> dict[str, str]:
+    ) -> dict[str, Unanswered]:
         """Sends a task to sites, one message for all or each its own, and waits until all have answered or cannot.
 
         Calls `received(site, reply)` for every answer; `reply()` returns the answer or raises FedDPError.
 
         Returns:
-            {site that vanished meanwhile: what is known of its task}.
+            {site without an answer: why}.
 
         Raises:
             Stopped: the job was aborted.
@@ -141,13 +149,10 @@ class Server(ABC):
 
         sent = {site: nbytes((data if isinstance(data, Message) else data[site]).tensors, half) for site in sites}
         self.progress("ask", task=task, sites=sites, **metadata, bytes=sent)
-        vanished = self.send(task, sites, data, received)
-        for site in sites:
-            if site not in accepted and site not in refused:
-                known_of = f"; {vanished[site]}" if vanished.get(site) else ""
-                refuse(site, f"site {site}: no answer to {task}{known_of}", late=True)
-                if site in vanished:
-                    self.memory.lost[site] = f"site {site} was lost at {task}"
+        for site, why in self.send(task, sites, data, received).items():
+            refuse(site, f"site {site}: no answer to {task}{why.known and f'; {why.known}'}", late=True)
+            if why.vanished:
+                self.memory.lost[site] = f"site {site} was lost at {task}"
         for site, reason in self._outliers(task, data, accepted).items():
             del accepted[site]
             refuse(site, reason)
