@@ -164,10 +164,11 @@ def test_a_console_looks_after_its_connection(monkeypatch):
 
 
 @pytest.mark.parametrize("gate", [SiteGate, ServerGate])
-def test_every_process_of_a_kit_looks_after_its_connections(gate, monkeypatch, tmp_path):
+def test_every_process_of_a_kit_looks_after_its_connections_and_streams(gate, monkeypatch, tmp_path):
     """`feddp kit check` requires the gate of every kit; FLARE builds it in the parent's process and in every job's."""
     started = []
-    monkeypatch.setattr("feddp.flare.cell_gate.close_dead_connections", lambda: started.append(gate))
+    for name in ("close_dead_connections", "by_progress"):
+        monkeypatch.setattr(f"feddp.flare.cell_gate.{name}", lambda name=name: started.append(name))
     with in_process(monkeypatch, tmp_path):
         gate()
-    assert started == [gate]
+    assert sorted(started) == ["by_progress", "close_dead_connections"]

@@ -3,6 +3,7 @@
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from nvflare.apis.fl_constant import ServerCommandNames
@@ -14,7 +15,7 @@ from nvflare.fuel.f3.streaming import byte_streamer
 from nvflare.fuel.f3.streaming.blob_streamer import BlobStream
 from nvflare.fuel.f3.streaming.byte_receiver import RxTask
 from nvflare.fuel.f3.streaming.byte_streamer import TxTask
-from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
+from nvflare.fuel.f3.streaming.stream_const import StreamDataType, StreamHeaderKey
 from nvflare.fuel.utils.config_service import ConfigService
 
 from feddp.flare import streams
@@ -185,20 +186,94 @@ def test_what_moved_is_counted_once(ours, clock):
     assert moved("hospital-b").to == 0
 
 
-def test_streams_that_arrived_are_remembered_by_one_thread(ours, monkeypatch):
-    """FLARE has a thread for each, for 300 s with our settings: 300 requests of a site that waits left 600."""
+@pytest.mark.parametrize("offset", [float("inf"), float("nan"), 2**63, 3 * CHUNK + 1, -1, 1.5, True, "1", [1]])
+def test_nobody_has_received_more_than_was_sent(ours, clock, offset):
+    """A site could make its line seem endlessly fast, and a task arrived; inf in `progress.jsonl` would end the job."""
+    task, _ = sending(3)
+    put(task, 2)
+    headers = {StreamHeaderKey.SEQUENCE: 1, StreamHeaderKey.OFFSET: offset, MessageHeaderKey.ORIGIN: SITE}
+    task.handle_ack(Message(headers, None))
+    assert moved("hospital-a").to == 0
+    assert len(task.pending_messages) == 2
+    acknowledge(task, 2)
+    assert moved("hospital-a").to == 2 * CHUNK, "the control"
+
+
+def test_acknowledgements_in_many_threads_are_counted_once(ours, monkeypatch):
+    """FLARE reads before it compares: here each of eight threads is slow in between."""
+    chunks = 200
+    task, _ = sending(chunks)
+    put(task, chunks)
+    switching = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [
+            threading.Thread(target=lambda part=part: [acknowledge(task, n) for n in range(1 + part, chunks + 1, 8)])
+            for part in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(switching)
+    assert moved("hospital-a").to == chunks * CHUNK
+
+
+def received(sid: int, content: bytes, told: list) -> RxTask:
+    """A stream of one chunk, which has arrived and was read."""
+    cell = SimpleNamespace(fire_and_forget=lambda channel, topic, origin, message, **more: told.append(message))
+    headers = {StreamHeaderKey.STREAM_ID: sid, StreamHeaderKey.SEQUENCE: 0, MessageHeaderKey.ORIGIN: SITE}
+    headers |= {StreamHeaderKey.DATA_TYPE: StreamDataType.FINAL, StreamHeaderKey.RELIABLE: True}
+    whole = Message(headers | {StreamHeaderKey.RETRY_WAIT: 20, StreamHeaderKey.RETRY_TIMEOUT: 10**6}, content)
+    task = RxTask.find_or_create_task(whole, cell)
+    assert task.process_chunk(whole)
+    assert task.read(CHUNK) == content
+    again = RxTask.find_or_create_task(whole, cell)
+    told.clear()
+    assert again.process_chunk(whole) is False
+    return again
+
+
+def test_what_is_repeated_of_a_stream_that_has_arrived_is_acknowledged_and_no_more(ours, monkeypatch):
+    """FLARE keeps all of it, 7 kB without its content, ten times a second and waiting site."""
     monkeypatch.setattr(RxTask, "rx_task_map", {})
-    before, tasks = threading.active_count(), [RxTask(number, SITE, None, reliable=True) for number in range(100)]
-    for task in tasks:
-        RxTask.rx_task_map[SITE, task.sid] = task
-        task.completed_task_ttl = 0.2 if task.sid % 2 else 300
-        task._schedule_remove_task()
-        task._schedule_remove_task()  # once is enough
+    told = []
+    kept = received(7, b"12345", told)
+    (message,) = told
+    found = {
+        key: message.get_header(key) for key in (StreamHeaderKey.DATA_TYPE, StreamHeaderKey.OFFSET, StreamHeaderKey.SEQUENCE)
+    }
+    assert found == {StreamHeaderKey.DATA_TYPE: StreamDataType.ACK, StreamHeaderKey.OFFSET: 5, StreamHeaderKey.SEQUENCE: 0}
+    assert RxTask.rx_task_map == {(SITE, 7): kept}
+    assert not isinstance(kept, RxTask)
+    assert not hasattr(kept, "__dict__")
+
+
+def test_streams_that_arrived_are_remembered_by_one_thread(ours, monkeypatch):
+    """FLARE has a thread for each, for 300 s with our settings: 300 requests of a site that waits left 600. A sender may ask
+    for a longer time than STALLED, and does not get it."""
+    monkeypatch.setattr(RxTask, "rx_task_map", {})
+    before = threading.active_count()
+    for sid in range(50):
+        received(sid, b"1", [])
     assert threading.active_count() <= before + 1
+    monkeypatch.setattr(streams, "STALLED", 0.1)
+    for sid in range(50, 100):
+        received(sid, b"1", [])
     until = time.monotonic() + 10
     while len(RxTask.rx_task_map) > 50 and time.monotonic() < until:
         time.sleep(0.05)
-    assert sorted(sid for _, sid in RxTask.rx_task_map) == list(range(0, 100, 2))
+    assert sorted(sid for _, sid in RxTask.rx_task_map) == list(range(50))
+
+
+def test_a_stream_that_failed_keeps_nothing_of_what_came(ours, monkeypatch):
+    monkeypatch.setattr(RxTask, "rx_task_map", {})
+    task = RxTask(3, SITE, SimpleNamespace(fire_and_forget=lambda *args, **more: None), reliable=True)
+    task._append(0, (False, b"12345"))
+    task.out_seq_chunks[2] = (True, b"6")
+    task.stop(byte_streamer.StreamError("a test"))
+    assert (list(task.chunks), task.out_seq_chunks) == ([], {})
 
 
 def test_a_transfer_may_be_looked_at_while_the_site_answers(ours):
@@ -288,6 +363,24 @@ def test_a_task_that_is_given_again_begins_anew(ours, clock):
     transfer.again()
     clock.now += SLOW
     assert transfer.look() == {"way": TO, "moved": 0, "size": 10_000_000, "rate": 0, "seconds_left": None}
+
+
+def test_a_task_of_which_nothing_comes_is_given_up_though_it_is_asked_for_again(ours, clock):
+    """FLARE's client asks anew after 494 s, four tries of a part. What moves begins a new wait, and so
+    does a new process at the site."""
+    transfer = Transfer("hospital-a", 10_000_000, 0)
+    for _ in range(3):
+        clock.now += 494
+        transfer.again()
+    assert transfer.still() == 3 * 494
+    streams._count(SITE, to=STEP)
+    transfer.again()
+    assert transfer.still() == 0
+    streams._count(SITE, to=10_000_000)
+    transfer.look()
+    clock.now += 5000  # the site computes, and is started anew
+    transfer.again()
+    assert (transfer.way, transfer.still()) == (TO, 0)
 
 
 def test_heartbeats_are_no_transfer(ours, clock):

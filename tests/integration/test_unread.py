@@ -151,10 +151,10 @@ def test_a_complete_answer_is_left_alone_at_a_runs_end(plan_for):
         assert (task.read(10), task.read(10)) == (b"whole", b"")
         task.stop()  # as FLARE's reader does at the end
         assert task.completed
-        assert task in RxTask.rx_task_map.values(), "the control: it is looked at"
+        assert (task.origin, task.sid) in RxTask.rx_task_map, "the control: it is looked at"
         SharedTensorPersistor(plan_for().to_json()).handle_event(EventType.END_RUN, None)
         assert (task.failed, task.error) == (False, None)
         assert [message for message in told if message.get_header(StreamHeaderKey.ERROR_MSG)] == []
     finally:
         task.cleanup_timer.cancel()
-        task._remove_task()
+        RxTask.rx_task_map.pop((task.origin, task.sid))

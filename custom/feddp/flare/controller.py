@@ -195,7 +195,7 @@ class FlareServer(Server):
             if error := getattr(each, "exception", None):  # FLARE puts there what `received` raised: no site is to blame
                 raise error
         found = {site: self._why(site) for site in sites if site not in answered}
-        self._unread = unread()  # such a site is asked again, if it lives
+        self._unread, self._controller.transfers = unread(), {}  # such a site is asked again, if it lives
         return found
 
     def _why(self, site: str) -> Unanswered:

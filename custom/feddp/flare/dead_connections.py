@@ -133,7 +133,7 @@ def _socket_of(connection: Connection) -> Any:
     elif isinstance(connection, WsConnection):
         link = connection.websocket.get_extra_info("socket")
     elif isinstance(connection, AioConnection):
-        link = connection.writer.get_extra_info("socket")
+        link = connection.writer and connection.writer.get_extra_info("socket")  # it has none before it is up
     else:
         return None
     return link if link is not None and link.family in (socket.AF_INET, socket.AF_INET6) else None

@@ -10,8 +10,9 @@ Mbit/s then carries the same 20 MB again and again and delivers none. Here
 - a stream of which nothing is acknowledged for STALLED seconds is given up, and no other;
 - a reply is repeated as long as a request is. FLARE drops it if the line is down when it is ready, and who asked waits in vain;
 - a site waits for the server's reply to its answer as long as the answer's tensors move;
-- a stream that has arrived is remembered until nobody repeats it, by one thread. FLARE starts one for each, which would be
-  thousands: a site that waits asks for its task several times a second.
+- of a stream that has arrived, what acknowledges a repetition is kept until nobody repeats it, by one thread. FLARE keeps all
+  of it and starts a thread for each, which would be thousands: a site that waits asks for its task several times a second;
+- an acknowledgement of more than was sent is none.
 
 The settings are `feddp.flare.configuration.COMMUNICATION`. FLARE has none for the other rules, for which
 `by_progress` changes its classes. It also counts the bytes that move, which are signs of life of a site.
@@ -30,10 +31,13 @@ from nvflare.apis.fl_constant import ServerCommandNames
 from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.cellnet.defs import CellChannel
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
+from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.streaming.byte_receiver import RxTask
 from nvflare.fuel.f3.streaming.byte_streamer import TxTask
+from nvflare.fuel.f3.streaming.stream_const import STREAM_ACK_TOPIC, STREAM_CHANNEL, StreamDataType, StreamHeaderKey
 
-from feddp.flare.configuration import CHUNK
+from feddp.flare.configuration import CHUNK, STALLED
+from feddp.reading import is_count
 
 WINDOW = 2.0  # seconds
 # bytes under way at any rate, and until the rate is known. Several streams may share a line, each with so many: 4 s at 1 Mbit/s
@@ -70,17 +74,47 @@ def _count(cell: str, to: int = 0, back: int = 0) -> None:
         _MOVED[participant] = Moved(before.to + to, before.back + back, time.monotonic())
 
 
+class Arrived:
+    """What is left of a stream that has arrived, in its place in FLARE's table of streams."""
+
+    __slots__ = "cell", "offset", "origin", "seq", "sid"
+    completed = True
+
+    def __init__(self, task: RxTask):
+        self.cell, self.origin, self.sid, self.seq, self.offset = (
+            task.cell,
+            task.origin,
+            task.sid,
+            task.seq,
+            task.received_offset,
+        )
+
+    def process_chunk(self, message: Message) -> bool:
+        """Acknowledges what its sender repeats."""
+        headers = {StreamHeaderKey.OFFSET: self.offset, StreamHeaderKey.SEQUENCE: self.seq}
+        headers |= {StreamHeaderKey.STREAM_ID: self.sid, StreamHeaderKey.DATA_TYPE: StreamDataType.ACK}
+        self.cell.fire_and_forget(STREAM_CHANNEL, STREAM_ACK_TOPIC, self.origin, Message(headers), optional=True)
+        return False
+
+    def stop(self, error: Exception, notify: bool) -> None:
+        """Its sender has failed, but not with this stream."""
+
+
 class Remembered(threading.Thread):
-    """Has streams that have arrived forgotten, each at its time."""
+    """Has streams that are over forgotten, each at its time."""
 
     def __init__(self) -> None:
         super().__init__(name="remembered_streams", daemon=True)
-        self._due: list[tuple[float, int, RxTask]] = []
+        self._due: list[tuple[float, int, tuple[str, int]]] = []
         self._changed, self._number = threading.Condition(), itertools.count()
 
     def add(self, task: RxTask, seconds: float) -> None:
+        key = task.origin, task.sid
+        if not task.failed:
+            with RxTask.map_lock:
+                RxTask.rx_task_map[key] = Arrived(task)
         with self._changed:
-            heapq.heappush(self._due, (time.monotonic() + seconds, next(self._number), task))
+            heapq.heappush(self._due, (time.monotonic() + seconds, next(self._number), key))
             self._changed.notify()
             if not self.is_alive():
                 self.start()
@@ -92,8 +126,9 @@ class Remembered(threading.Thread):
                 if wait is None or wait > 0:
                     self._changed.wait(wait)
                     continue
-                task = heapq.heappop(self._due)[2]
-            task._remove_task()
+                key = heapq.heappop(self._due)[2]
+            with RxTask.map_lock:
+                RxTask.rx_task_map.pop(key, None)
 
     def cancel(self) -> None:
         """FLARE cancels the timer of a stream that it forgets; ours then finds nothing to forget."""
@@ -122,17 +157,21 @@ def by_progress() -> None:
     @wraps(make)
     def made(task: TxTask, *args: Any, **kwargs: Any) -> None:
         make(task, *args, **kwargs)
-        task.began, task.largest_window = time.monotonic(), task.window_size
+        task.began, task.largest_window, task.counted = time.monotonic(), task.window_size, 0
         task.window_size = min(LEAST, task.largest_window)
         task.optional = task.optional and not (task.reliable and task.channel == CellChannel.RETURN_ONLY)
 
     @wraps(ack)
-    def acknowledged(task: TxTask, *args: Any, **kwargs: Any) -> None:
-        before = task.offset_ack
-        ack(task, *args, **kwargs)
-        if (offset := task.offset_ack) > before:
-            _count(task.target, to=offset - before)
-            rate = offset / max(time.monotonic() - task.began, 1e-3)
+    def acknowledged(task: TxTask, message: Message) -> None:
+        offset = message.get_header(StreamHeaderKey.OFFSET)
+        if offset is not None and not (is_count(offset) and offset <= task.offset + task.chunk_size):
+            return  # the last chunk is added to what was sent a moment after it was
+        ack(task, message)
+        with _ONE:  # FLARE's threads bring acknowledgements in any order
+            gained, task.counted = task.offset_ack - task.counted, task.offset_ack
+        if gained > 0:
+            _count(task.target, to=gained)
+            rate = task.offset_ack / max(time.monotonic() - task.began, 1e-3)
             task.window_size = min(max(LEAST, int(WINDOW * rate)), task.largest_window)
 
     @wraps(retry)
@@ -152,9 +191,13 @@ def by_progress() -> None:
 
     def forgotten_later(task: RxTask, seconds: float | None = None) -> None:
         with task.stop_lock:
-            if task.cleanup_timer is None:
-                task.cleanup_timer = remembered
-                remembered.add(task, task.completed_task_ttl if seconds is None else seconds)
+            if task.cleanup_timer is not None:
+                return
+            task.cleanup_timer = remembered
+            if task.failed:
+                with task.lock:
+                    task.chunks.clear(), task.out_seq_chunks.clear()
+            remembered.add(task, min(task.completed_task_ttl if seconds is None else seconds, STALLED))
 
     @wraps(ask)
     def asked(cell: Cell, channel: str, target: str, topic: str, request: Any, *args: Any, **kwargs: Any) -> Any:

@@ -41,9 +41,12 @@ class Transfer:
         return found.back if self.way == BACK else found.to
 
     def again(self) -> None:
-        """The site was given the task again."""
+        """The site was given the task again: after a restart, or because nothing of it has come, which goes on then."""
         with self._one:
+            self._looked()
+            still = self._moved_at if self.way == TO else None
             self._begin(TO)
+            self._moved_at = still or self._moved_at
 
     def computed(self) -> None:
         """The site has its answer."""

@@ -61,7 +61,6 @@ def drop_unfinished_answers() -> None:
     """Ends what still arrives of sites' answers and of their tensors; nothing takes it once the run has ended."""
     with RxTask.map_lock:
         arriving = list(RxTask.rx_task_map.values())
-    for task in arriving:
-        of_an_answer = task.topic == ServerCommandNames.SUBMIT_UPDATE or task.channel == OBJ_DOWNLOADER_CHANNEL
-        if of_an_answer and not task.completed:
+    for task in (task for task in arriving if not task.completed):
+        if task.topic == ServerCommandNames.SUBMIT_UPDATE or task.channel == OBJ_DOWNLOADER_CHANNEL:
             task.stop(StreamError(f"the run has ended before the answer of {task.origin} was complete"))
