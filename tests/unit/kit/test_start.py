@@ -297,7 +297,7 @@ def test_a_unit_is_one_and_restarts_only_what_failed(kind):
         unit = configparser.ConfigParser()
         unit.optionxform = str
         unit.read_string(text)
-        assert unit["Service"]["ExecStart"] == f"{COMMAND} kit start {KIT}"
+        assert unit["Service"]["ExecStart"] == f'"{COMMAND}" kit start "{KIT}"'
         assert unit["Service"]["Restart"] == "on-failure"
         assert unit["Install"]["WantedBy"] == target
         assert unit["Unit"]["StartLimitIntervalSec"] == "0"
@@ -307,21 +307,25 @@ def test_a_unit_is_one_and_restarts_only_what_failed(kind):
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_the_commands_of_the_page_fill_a_unit_in(tmp_path, number):
-    """Without systemd, to which the other lines speak; sudo and tee write below the home folder."""
+    """Without systemd, to which the other lines speak; sudo and tee write below the home folder.
+
+    In a unit, systemd reads %% as % (systemd.unit); sed's & would be the word that it replaces.
+    """
     block = blocks_for("test_start", "docs/how-to/site-requirements.md")[number].text.replace("/etc/", "home/etc/")
+    here = tmp_path / "R&D 100%|x"
     for folder in ("hospital-a/local", "home/etc/systemd/system", "bin"):
-        (tmp_path / folder).mkdir(parents=True)
+        (here / folder).mkdir(parents=True)
     for name, text in units("client", "hospital-a").items():
-        (tmp_path / "hospital-a/local" / name).write_text(text)
+        (here / "hospital-a/local" / name).write_text(text)
     for name, line in (("sudo", '"$@"'), ("systemctl", "true"), ("loginctl", "true"), ("feddp", "true")):
-        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
-        (tmp_path / "bin" / name).chmod(0o755)
-    env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "HOME": str(tmp_path / "home"), "USER": "clinic"}
-    subprocess.run(["bash", "-euc", block], cwd=tmp_path, env=env, check=True, capture_output=True)
-    (written,) = (tmp_path / "home").rglob("feddp-site.service")
-    lines = written.read_text().splitlines()
-    assert f"ExecStart={tmp_path}/bin/feddp kit start {tmp_path}/hospital-a" in lines
-    assert ("User=clinic" in lines) is (number == 1)
+        (here / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
+        (here / "bin" / name).chmod(0o755)
+    env = {"PATH": f"{here}/bin:{os.environ['PATH']}", "HOME": str(here / "home"), "USER": "another"}
+    subprocess.run(["bash", "-euc", block], cwd=here, env=env, check=True, capture_output=True)
+    (written,) = (here / "home").rglob("feddp-site.service")
+    lines, escaped = written.read_text().splitlines(), f"{tmp_path}/R&D 100%%|x"
+    assert f'ExecStart="{escaped}/bin/feddp" kit start "{escaped}/hospital-a"' in lines
+    assert (f"User={here.owner()}" in lines) is (number == 1)
     assert "@" not in written.read_text()
 
 
