@@ -7,7 +7,7 @@ from cryptography import x509
 
 from feddp.errors import Problem
 from feddp.sealing.certificates import expired, name_of, not_yet_valid
-from feddp.sealing.ends import SERVERS
+from feddp.sealing.ends import SERVERS, of_kit, of_server
 from feddp.sealing.kit import Kit
 
 PATIENCE = 5  # seconds for the server to accept a connection and to refuse a certificate
@@ -22,7 +22,7 @@ def reach(kit: Kit) -> tuple[Problem | None, x509.Certificate | None]:
         kit: of a site or a person, whose certificates are valid.
     """
     host, port = kit.server
-    wrong, remedy = "", "Start the server, open the firewall, or leave this out with --offline"
+    wrong, remedy = "", "Start the server, or open the firewall"
     shown: x509.Certificate | None = None
     try:
         with _connected(kit, _context(kit)) as secured:
@@ -40,9 +40,24 @@ def reach(kit: Kit) -> tuple[Problem | None, x509.Certificate | None]:
             wrong, remedy = f"is not of this project ({error.verify_message})", "Correct the address, or ask for a new kit"
     except ssl.SSLError as error:
         wrong = f"makes no TLS connection with this kit's certificate ({error.reason})"
+    except TimeoutError:
+        wrong = f"does not answer within {PATIENCE} s"
     except OSError as error:
-        wrong = f"does not answer ({error})"
+        wrong = f"does not answer ({error.strerror or error})"
     return Problem(kit.configuration, f"the server {host}:{port} {wrong}", remedy) if wrong else None, shown
+
+
+def ends(kit: Kit) -> list[str]:
+    """Returns when the certificates end on which a kit depends: its own, the root's, and the one that the server shows.
+
+    A warning says why the server's was not seen. What needs the server fails by itself: a look of some seconds decides nothing.
+
+    Args:
+        kit: as in `reach`.
+    """
+    problem, server = reach(kit)
+    seen = of_kit(kit) + ([of_server(server)] if server else [])
+    return [*map(str, seen), *([f"warning: {problem.what}. {problem.remedy}."] if problem else [])]
 
 
 def _context(kit: Kit) -> ssl.SSLContext:
