@@ -25,7 +25,7 @@ from feddp.sealing import reach as reaching
 from feddp.sealing.ends import SOON, of_kit, of_server, warnings
 from feddp.sealing.kit import Kit
 from feddp.sealing.kit_certificates import ROOTS, certificate_problems
-from feddp.sealing.reach import reach
+from feddp.sealing.reach import ends, reach
 from support.certificates import PROJECT, SERVER, Office, kit_of
 from support.tls import listening, mutual
 
@@ -108,6 +108,37 @@ def test_another_projects_expired_certificate_is_another_projects(site, server):
     with listening(mutual(kit, server(-9, -2, Office())), kit):
         problem, _ = reach(Kit.open(kit))
     assert "is not of this project (" in problem.what
+
+
+def test_a_server_that_is_another_has_no_end_to_tell(site, server, office):
+    """A participant's certificate is of the project too: its date would be taken for the server's."""
+    kit = site()
+    other = kit_of(kit.parent / "other", "B", office, *office.issue("B", until=12))
+    with listening(mutual(kit, other), kit):
+        *seen, line = ends(Kit.open(kit))
+    assert len(seen) == 2
+    assert f" shows the certificate of B, but the kit names {SERVER}. Correct the address, or ask for a new kit." in line
+
+
+@pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_3, ssl.TLSVersion.TLSv1_2])
+def test_a_server_that_refuses_a_certificate_which_is_right_here(site, server, tmp_path, newest):
+    """It trusts another root, as after a new provisioning: neither is it down, nor the firewall closed."""
+    kit, another = site(), Office()
+    context = mutual(kit_of(tmp_path / "another", "A", another, *another.issue("A")), server())
+    context.maximum_version = newest
+    with listening(context, kit):
+        problem, _ = reach(Kit.open(kit))
+    assert problem.what.endswith(" refuses this kit's certificate (unknown ca)")
+    assert problem.remedy.startswith("Ask the consortium whether this kit is its newest, and compare the clocks")
+
+
+@pytest.mark.parametrize("host", ["a..b", ".", f"{'x' * 64}.org"])
+def test_an_address_that_is_none(site, host):
+    kit = site()
+    path = kit / "startup/fed_client.json"
+    path.write_text(path.read_text().replace(f"{SERVER}:8002", f"{host}:8002"))
+    problem, _ = reach(Kit.open(kit))
+    assert problem.what == f"the server {host}:8002 has an address that is none"
 
 
 def test_a_server_whose_certificate_ends_soon_is_reached_and_warned_of(site, server):
