@@ -149,7 +149,7 @@ def test_the_kits_own_process_is_told_from_anothers(made, tmp_path, how):
         ["tail", "-f", "{kit}/startup/sub_start.sh"],
         ["bash", "-c", "sleep 60; true", "{kit}/startup/sub_start.sh"],
         ["bash", "-c", "sleep 60; true", "feddp", "kit", "check", "{kit}", "start"],
-        ["bash", "-c", "sleep 60; true", "nvflare.private.fed.app.client.client_train", "{kit}"],
+        ["bash", "-c", "sleep 60; true", "grep", "nvflare.private.fed.app.client.client_train", "-r", "{kit}"],
     ],
 )
 def test_who_only_names_the_kit_does_not_run_it(made, words):

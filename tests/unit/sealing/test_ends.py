@@ -196,12 +196,18 @@ def test_a_site_says_at_a_jobs_start_what_ends(site, server, linked, audit, capl
 
 
 @pytest.mark.parametrize("name", [None, "A.job", FLARES_SERVER])
-def test_a_server_that_shows_no_certificate_is_no_fault(site, linked, audit, caplog, name):
+def test_a_server_that_shows_no_certificate_is_no_fault(site, server, linked, audit, caplog, name):
     """No connection, one with another, and one without TLS: the site's own and the root's are told, and nothing is audited."""
-    with socket.socket() as plain, caplog.at_level(logging.INFO):
+    kit = site()
+    with (
+        listening(mutual(kit, server(until=5)), None) as port,
+        mutual(kit, kit, ssl.Purpose.SERVER_AUTH).wrap_socket(socket.create_connection(("127.0.0.1", port))) as tls,
+        socket.socket() as plain,
+        caplog.at_level(logging.INFO),
+    ):
         if name:
-            linked(SocketConnection, plain, name)
-        tell_at_site(logging.getLogger("x"), FLContext(), site())
+            linked(SocketConnection, plain if name == FLARES_SERVER else tls, name)
+        tell_at_site(logging.getLogger("x"), FLContext(), kit)
     assert len(caplog.records) == 2
     assert audit.read_text() == ""
 
