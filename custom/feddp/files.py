@@ -61,6 +61,7 @@ _REMEDIES = {
     errno.EDQUOT: _FULL,
     errno.EFBIG: "raise the limit of a file's size (`ulimit -f`)",
     errno.EIO: "check its disk",
+    errno.EISDIR: "remove the folder of this name",
     errno.EROFS: _CLOSED,
     errno.EACCES: _CLOSED,
     errno.EPERM: _CLOSED,
@@ -74,7 +75,7 @@ def writing(path: Path) -> Iterator[None]:
     """For a block that writes the file `path`.
 
     Raises:
-        StorageError: in place of an OSError that says that the disk is full or the folder read-only; names the remedy.
+        StorageError: in place of an OSError of the disk or the folder, which is full or read-only, say; names the remedy.
     """
     try:
         yield

@@ -20,6 +20,7 @@ from feddp.flare.configuration import COMMUNICATION, SCOPE, SERVER_CLASSES, SITE
 from feddp.flare.policy import SitePolicy
 from feddp.flare.private_files import OTHERS
 from feddp.flare.service import units
+from feddp.reading import PLAIN_NAME, is_plain_name, shown
 from feddp.sealing.kit import CLIENT, SERVER
 
 GUARD = "feddp.flare.filters.PrivateTensorGuard"
@@ -126,13 +127,14 @@ class SitePolicyBuilder(Builder):
 
     def initialize(self, project: Project, ctx: ProvisionContext) -> None:
         os.umask(OTHERS)  # FLARE writes keys before `finalize` corrects the modes
+        _require_names(project)
+        _require_ports(project.get_server())
 
     def build(self, project: Project, ctx: ProvisionContext) -> None:
         server = project.get_server()
         folder = server.get_prop(STORAGE)
         if folder and not Path(folder).is_absolute():  # the server would look from wherever it was started
             raise PolicyError(f"server {server.name}: `{STORAGE}` is {folder}; write a full path, which begins with /")
-        _require_names(project)
         self._restrict(server, SERVER, SERVER_CLASSES, ctx)
         if folder:
             _keep(Path(ctx.get_local_dir(server)) / RESOURCES, Path(folder))
@@ -168,7 +170,12 @@ class SitePolicyBuilder(Builder):
 
 
 def _require_names(project: Project) -> None:
-    """Raises InputError if a site's name is reserved, or the server's, or is another participant's but for its case."""
+    """Raises InputError if a site's name is reserved, or the server's, or is another participant's but for its case, or if the
+    project's is no name of a folder and of a certificate."""
+    if not is_plain_name(project.name):
+        raise InputError(
+            f"{shown(project.name)} is no name of a project, which has {PLAIN_NAME}; correct `name` in the project file"
+        )
     sites = [client.name for client in project.get_clients()]
     for name in sites:
         require_name_of_site(name)
@@ -181,6 +188,14 @@ def _require_names(project: Project) -> None:
         raise InputError(
             f"{twice[0]} and {twice[1]} are too much alike: give one of them a name that differs in more than case"
         )
+
+
+def _require_ports(server: Participant) -> None:
+    """Raises InputError if a port of the server's is none: FLARE would write it into every kit."""
+    for key in (PropKey.FED_LEARN_PORT, PropKey.ADMIN_PORT):
+        port = server.get_prop(key)
+        if port is not None and (type(port) is not int or not 0 < port < 2**16):
+            raise InputError(f"server {server.name}: `{key}` is {shown(port)}; write a whole number from 1 to 65535")
 
 
 def _close(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """The packages of which a run is made: with which differences between participants a job does not run, and why.
 
 A difference is refused if it is known to break a run or to change its results. Any other one is only shown: it changes the last
-bits, as another processor does.
+bits, as another processor does. A version that a site does not tell differs in all its parts.
 """
 
 import platform
@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 PARTS = ("major", "minor", "patch")
 ABSENT = "not installed"  # under its name: used from its sources
+UNKNOWN = "unknown"  # of a site that did not tell it
 SERVER = "server"  # among the participants; no site has this name
 _SHOWN = "not known to change results"
 
@@ -52,7 +53,7 @@ def installed() -> dict[str, str]:
     found = {}
     for name in PACKAGES:
         try:
-            found[name] = platform.python_version() if name == "python" else version(name)
+            found[name] = platform.python_version() if name == "python" else version(name) or ABSENT
         except PackageNotFoundError:
             found[name] = ABSENT
     return found
@@ -72,8 +73,9 @@ def as_numbers(versions: Mapping[str, str]) -> dict[str, dict[str, int]]:
 
 
 def as_texts(numbers: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
-    """Returns the versions that a site has sent."""
-    return {name: ".".join(str(number.get(part, 0)) for part in PARTS) for name, number in numbers.items()}
+    """Returns the versions that a site has sent; UNKNOWN is one of which it has not sent every part."""
+    whole = {name: [numbers.get(name, {}).get(part) for part in PARTS] for name in PACKAGES}
+    return {name: UNKNOWN if None in parts else ".".join(map(str, parts)) for name, parts in whole.items()}
 
 
 def differences(versions: Mapping[str, Mapping[str, str]], refused: bool) -> dict[str, str]:
@@ -89,8 +91,8 @@ def differences(versions: Mapping[str, Mapping[str, str]], refused: bool) -> dic
         here, others = _parts(numbers[SERVER], name), dict[str, list[str]]()
         for who in sorted(versions.keys() - {SERVER}):
             there = _parts(numbers[who], name)
-            if here and there and here != there and (here[: package.equal] != there[: package.equal]) == refused:
-                others.setdefault(versions[who][name], []).append(who)
+            if here != there and (here[: package.equal] != there[: package.equal]) == refused:
+                others.setdefault(versions[who].get(name) or UNKNOWN, []).append(who)
         if others:
             theirs = ", ".join(f"{text} at {' and '.join(sites)}" for text, sites in others.items())
             found[name] = f"{name} is {versions[SERVER][name]} at the server, {theirs}"
@@ -102,8 +104,11 @@ def refusal(versions: Mapping[str, Mapping[str, str]]) -> str:
     found = differences(versions, refused=True)
     if not found:
         return ""
+    here = {SERVER: versions[SERVER]}
     reasons = "; ".join(f"{text} ({PACKAGES[name].why})" for name, text in found.items())
-    remedy = "Install the server's versions there, by the lock of the same release, or leave these sites out"
+    sites = sorted(site for site in versions.keys() - {SERVER} if differences({**here, site: versions[site]}, refused=True))
+    named = " and ".join(sites)
+    remedy = f"Install the server's versions, by the lock of the same release, at {named}, or export the job without {named}"
     return f"versions differ: {reasons}. {remedy}"
 
 

@@ -511,6 +511,8 @@ def test_what_a_participant_writes_is_its_owners_alone(federation, feddp):
     for name in (SERVER, *HOSPITALS):
         kit = federation.kits / name
         folders = [storage] if name == SERVER else [kit / job, kit / "feddp"]
+        shown = f"the certificate of the server {SERVER} is valid until" in (kit / "log.txt").read_text()
+        assert shown is (name not in (SERVER, WITHOUT)), "the site's admission says it when a job starts"
         written = [*kit.glob("log*"), *kit.glob("audit*")]
         assert {path.name for path in written} >= {"log.txt", "log.json", "audit.log"}, name
         for folder in folders:

@@ -539,15 +539,18 @@ def test_a_key_that_makes_no_tls_connection_is_named(kit):
     assert "makes no TLS connection with this kit's certificate" in str(problem)
 
 
-def test_a_path_at_which_flares_start_scripts_start_nothing_is_named(kit, tmp_path):
-    """`nohup $DIR/sub_start.sh`, not quoted, is another program's name if DIR holds a blank."""
-    assert not [p for p in here_problems(Kit.open(kit))[0] if "start scripts" in str(p)]
-    (tmp_path / "my kits").mkdir()
-    moved = kit.rename(tmp_path / "my kits/hospital-a")
+@pytest.mark.parametrize("name", ["my kits", "a'b", "c#d", "e*"])
+def test_a_path_that_flare_takes_apart_is_named(kit, tmp_path, monkeypatch, name):
+    """`$DIR/sub_start.sh`, not quoted, is another program if DIR holds a blank; a job's command is cut as a shell cuts."""
+    assert not [p for p in here_problems(Kit.open(kit))[0] if "FLARE cannot start" in str(p)]
+    (tmp_path / name).mkdir()
+    moved = kit.rename(tmp_path / name / "hospital-a")
     (problem, *_) = here_problems(Kit.open(moved))[0]
-    assert str(problem) == (
-        f"{moved}: FLARE's start scripts cannot start a kit below a path with blanks, *, ? or [. Move the kit to another path."
-    )
+    what = "FLARE cannot start a kit below a path with blanks or any of * ? [ # ' \" \\"
+    assert str(problem) == f"{moved}: {what}. Move the kit to another path."
+    monkeypatch.setattr(sys, "executable", f"/opt/{name}/bin/python")
+    python = [p for p in here_problems(Kit.open(moved))[0] if "FLARE cannot start jobs" in str(p)]
+    assert [str(p.file) for p in python] == ([] if name == "e*" else [sys.executable]), "no shell takes the command of a job"
 
 
 @pytest.mark.parametrize("pem", [OTHER_VERSION, "pipe"])

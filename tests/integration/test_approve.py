@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE
+from nvflare.lighter.utils import serialize_cert, serialize_pri_key
 from typer.testing import CliRunner
 
 from feddp.adaptation.request import AdaptationRequest
@@ -17,6 +18,8 @@ from feddp.jobs.folder import export, write_job
 from feddp.kit.describe import described
 from feddp.plan.resolve import build_network, partition_of
 from feddp.provision import GUARD
+from support.certificates import SERVER, Office
+from support.tls import listening, mutual
 
 SITES = ("site-1", "site-2", "site-3")
 RUN = "0d2c1f2e-1111-4222-8333-444455556666"
@@ -140,6 +143,26 @@ def test_settings_that_are_not_the_jobs_own_choice_are_not_listed(folder, kit, p
     text = "\n".join(described("late", late, policy(kit), None))
     assert "settings of the adaptation that differ from the defaults: epochs=3" in text
     assert not [name for name in late.plan.settings if f"{name}=" in text]
+
+
+def test_until_when_the_site_can_take_part_is_said(folder, kit):
+    """The server's certificate too, if the server shows it; else the hospital approves all the same."""
+    office = Office()
+    for name, whose in (("client", "site-1"), ("server", SERVER)):
+        certificate, key = office.issue(whose, until=20)
+        (kit / f"startup/{name}.crt").write_bytes(serialize_cert(certificate))
+        (kit / f"startup/{name}.key").write_bytes(serialize_pri_key(key))
+    (kit / "startup/rootCA.pem").write_bytes(serialize_cert(office.root))
+    configuration = json.loads((kit / "startup/fed_client.json").read_text())
+    configuration["servers"][0]["identity"] = SERVER
+    (kit / "startup/fed_client.json").write_text(json.dumps(configuration))
+    with listening(mutual(kit, kit), kit):
+        said = approve(folder, kit, answer="n\n")[1]
+    for whose, start in (("site-1", "warning: "), (f"the server {SERVER}", "warning: "), ("the root of project feddp", "")):
+        assert f"\n{start}the certificate of {whose} is valid until " in said
+    code, said = approve(folder, kit, "--yes")
+    assert code == 0
+    assert "warning: the server 127.0.0.1:" in said
 
 
 @pytest.mark.parametrize(

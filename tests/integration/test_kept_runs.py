@@ -154,6 +154,13 @@ def test_with_one_day_as_the_limit_two_looks_on_two_days_are_needed(kept, clock)
     assert looks(kept, clock, 3.3, keep=1)[3.3] == []
 
 
+def test_a_folder_in_the_place_of_the_looks_ends_no_job(kept):
+    run_of(kept, OLD, 1000)
+    (kept / "unused.json").mkdir()
+    wrong = f"{kept}: unused.json was not written (Is a directory); remove the folder of this name; unused runs stay for longer"
+    assert remove_unused(kept, 90, ())[1:] == [wrong]
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -32,10 +32,10 @@ def listening(context: ssl.SSLContext | None, kit: Path | None) -> Iterator[int]
         server.shutdown(socket.SHUT_RDWR)
 
 
-def mutual(kit: Path, own: Path) -> ssl.SSLContext:
-    """FLARE's server: it shows `own`'s certificate, and takes those of the kit's root alone."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=kit / "startup/rootCA.pem")
-    context.verify_mode = ssl.CERT_REQUIRED
+def mutual(kit: Path, own: Path, purpose: ssl.Purpose = ssl.Purpose.CLIENT_AUTH) -> ssl.SSLContext:
+    """FLARE's server, or with SERVER_AUTH its client: it shows `own`'s certificate, and takes those of the kit's root alone."""
+    context = ssl.create_default_context(purpose, cafile=kit / "startup/rootCA.pem")
+    context.check_hostname, context.verify_mode = False, ssl.CERT_REQUIRED
     name = "server" if (own / "startup/server.crt").exists() else "client"
     context.load_cert_chain(own / f"startup/{name}.crt", own / f"startup/{name}.key")
     return context

@@ -2,7 +2,7 @@
 
 import pytest
 
-from feddp.versions import ABSENT, PACKAGES, SERVER, as_numbers, as_texts, differences, installed, refusal
+from feddp.versions import ABSENT, PACKAGES, SERVER, UNKNOWN, as_numbers, as_texts, differences, installed, refusal
 
 HERE = dict.fromkeys(PACKAGES, "2.5.3") | {"python": "3.11.9"}
 
@@ -56,18 +56,31 @@ def test_every_other_difference_is_shown(name, text):
     assert differences(versions, refused=False) == {name: f"{name} is {HERE[name]} at the server, {text} at north"}
 
 
-@pytest.mark.parametrize("text", [*ALIKE, ABSENT, "unknown"])
-def test_builds_of_one_version_and_what_is_not_known_differ_in_nothing(text):
+@pytest.mark.parametrize("text", ALIKE)
+def test_builds_of_one_version_differ_in_nothing(text):
     versions = of(north={"torch": text})
     assert refusal(versions) == ""
     assert differences(versions, refused=False) == {}
+
+
+@pytest.mark.parametrize("text", [ABSENT, UNKNOWN, ""])
+@pytest.mark.parametrize("name", PACKAGES)
+def test_what_a_site_does_not_tell_is_refused_where_it_must_be_known(name, text):
+    """Where a number must be equal, none is not; of the server's own that it does not know, a site's is unknown likewise."""
+    shown, refused = (differences(of(north={name: text}, south={}), refused=which) for which in (False, True))
+    line = {name: f"{name} is {HERE[name]} at the server, {text or UNKNOWN} at north"}
+    assert (shown, refused) == ((line, {}) if name == "python" else ({}, line))
+    assert differences({SERVER: HERE | {name: text}, "north": HERE | {name: text}}, refused=True) == {}
 
 
 def test_one_message_names_all_sites_and_versions():
     message = refusal(of(a={"nvflare": "2.4.0", "numpy": "1.26"}, b={"nvflare": "2.4.0"}, c={"nvflare": "2.6.1"}))
     assert "nvflare is 2.5.3 at the server, 2.4.0 at a and b, 2.6.1 at c (" in message
     assert "; numpy is 2.5.3 at the server, 1.26 at a (" in message
-    assert message.endswith("Install the server's versions there, by the lock of the same release, or leave these sites out")
+    named = "a and b and c"
+    assert message.endswith(
+        f". Install the server's versions, by the lock of the same release, at {named}, or export the job without {named}"
+    )
 
 
 def test_what_is_installed_here_leaves_as_numbers_and_is_read_back():
@@ -88,3 +101,6 @@ def test_by_hand():
         "numpy": {"major": 2, "minor": 4, "patch": 0},
         "timm": {"major": 1, "minor": 0, "patch": 31},
     }
+    told = as_texts(as_numbers(texts) | {"numpy": {"major": 2}, "monai": {}})
+    assert (told["torch"], told["timm"]) == ("2.15.0", "1.0.31")
+    assert {told[name] for name in PACKAGES.keys() - {"torch", "timm"}} == {UNKNOWN}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from feddp.errors import BadFile, InputError, Problem
 
+_PORTS = [f"{kind}{number}" for kind in ("com", "lpt") for number in range(1, 10)]
 LONGEST = 64  # characters: the limit of a certificate's common name
 # names that a folder, a command or a table takes for something else, whatever their case: some disks do not tell it apart
 RESERVED = {
@@ -20,6 +21,8 @@ RESERVED = {
     "global": "the global model's name among the models of an adaptation",
     "mean": "the sites' mean in curves",
     "average": "the sites' mean in tables",
+    **dict.fromkeys(("na", "nan", "none", "null"), "what programs that read tables take for no value"),
+    **dict.fromkeys(("con", "prn", "aux", "nul", *_PORTS), "a device of Windows, where no folder has this name"),
 }
 RULE = f"1 to {LONGEST} of A-Z a-z 0-9 - _, a letter or a digit first"
 # FLARE names a person's console `_admin_` and a number, a client of a site's own process `-client_api_` and a number; a

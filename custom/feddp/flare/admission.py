@@ -76,9 +76,8 @@ class AdmittingDeployer(FLComponent, AppDeployerSpec):
                 require_meta(fl_ctx.get_prop(FLContextKey.JOB_META))
             except FedDPError as error:
                 fl_ctx.set_prop(FLContextKey.JOB_BLOCK_REASON, audit(fl_ctx, str(error)), private=True, sticky=False)
-        elif event_type == EventType.AFTER_JOB_LAUNCH:  # at a site; a thread, because the look at the server takes a second
-            kit = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir())
-            threading.Thread(target=tell_at_site, args=(self.logger, fl_ctx, kit), daemon=True).start()
+        elif event_type == EventType.AFTER_JOB_LAUNCH:  # at a site
+            tell_at_site(self.logger, fl_ctx, Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir()))
 
     def _admit(
         self, workspace: Workspace, job_id: str, job_meta: dict[str, Any], app_name: str, app_data: bytes, fl_ctx: FLContext

@@ -183,7 +183,9 @@ class FlareServer(Server):
             self._learn_clients()
             self._look(task)
             silence = min((self._silence(site) for site in sites if site not in answered), default=0.0)
-            if silence > (patience if later or len(answered) >= self.plan.federation.min_sites else GONE):
+            # no site computes for the first question: one that lives and does not answer it is not waited for either
+            over_due = first and time.monotonic() - self._asked > (patience if later else GONE)
+            if over_due or silence > (patience if later or len(answered) >= self.plan.federation.min_sites else GONE):
                 for each in tasks:
                     self._controller.cancel_task(each)
                 break

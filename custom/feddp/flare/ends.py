@@ -1,16 +1,23 @@
 """At the start of a job, a site and the server say when the certificates end on which the job depends."""
 
 import logging
+import ssl
 from pathlib import Path
 
+from cryptography import x509
 from nvflare.apis.fl_context import FLContext
+from nvflare.fuel.f3.cellnet.core_cell import CoreCell
+from nvflare.fuel.f3.connection import Connection
+from nvflare.fuel.f3.drivers.aio_conn import AioConnection
+from nvflare.fuel.f3.drivers.aio_http_driver import WsConnection
+from nvflare.fuel.f3.drivers.socket_conn import SocketConnection
 
 from feddp.errors import FedDPError, SealingError
 from feddp.flare.audit import audit_if_possible
+from feddp.flare.cells import SERVER
 from feddp.sealing.ends import of_kit, of_server, warnings
 from feddp.sealing.kit import Kit
 from feddp.sealing.kit_certificates import certificate_problems
-from feddp.sealing.reach import reach
 
 
 def tell_at_site(logger: logging.Logger, fl_ctx: FLContext, folder: Path) -> None:
@@ -24,16 +31,38 @@ def tell_at_site(logger: logging.Logger, fl_ctx: FLContext, folder: Path) -> Non
         kit = Kit.open(folder)
         if problems := certificate_problems(kit):
             raise SealingError(str(problems[0]))
-        problem, server = reach(kit)
-        seen = of_kit(kit) + ([of_server(server)] if server else [])
-        wrong = ([str(problem)] if problem else []) + warnings(seen)
-        right = [str(each) for each in seen if not each.soon]
+        seen = of_kit(kit) + [of_server(shown) for shown in shown_by_server()]
+        wrong, right = warnings(seen), [str(each) for each in seen if not each.soon]
     except FedDPError as error:
         wrong, right = [str(error)], []
     for line in right:
         logger.info(line)
     for line in wrong:
         logger.warning(audit_if_possible(fl_ctx, line))
+
+
+def shown_by_server() -> list[x509.Certificate]:
+    """Returns the certificate that the server showed on this process's connection to it, which FLARE's client has checked.
+
+    A second connection might fail on a busy line, which would say nothing about the certificate. None with gRPC, which shows
+    nobody its connections, or while there is no connection.
+    """
+    cells = list(CoreCell.ALL_CELLS.values())
+    links = [link for cell in cells for link in list(cell.communicator.conn_manager.sfm_conns.values())]
+    ends = [link.conn for link in links if link.sfm_endpoint and link.sfm_endpoint.endpoint.name == SERVER]
+    return [x509.load_der_x509_certificate(shown) for shown in map(_shown, ends) if shown][:1]
+
+
+def _shown(connection: Connection) -> bytes | None:
+    """Returns the certificate (DER) of a connection's other end; None without TLS, or if the driver does not show it."""
+    tls = None
+    if isinstance(connection, SocketConnection):
+        tls = connection.sock
+    elif isinstance(connection, WsConnection):
+        tls = connection.websocket.get_extra_info("ssl_object")
+    elif isinstance(connection, AioConnection):
+        tls = connection.writer.get_extra_info("ssl_object")
+    return tls.getpeercert(binary_form=True) if isinstance(tls, ssl.SSLSocket | ssl.SSLObject) else None
 
 
 def at_server(folder: Path) -> list[str]:

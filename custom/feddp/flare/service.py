@@ -10,7 +10,7 @@ Description=FedDP {what} {name}
 {wants}StartLimitIntervalSec=0
 
 [Service]
-ExecStart={command} kit start {kit}
+ExecStart="{command}" kit start "{kit}"
 {user}UMask=0077
 Restart=on-failure
 RestartSec=30

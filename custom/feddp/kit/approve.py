@@ -22,10 +22,10 @@ from feddp.kit.describe import described
 from feddp.kit.files import require_owner
 from feddp.kit.privacy import privacy_file
 from feddp.plan.resolve import build_network
-from feddp.sealing.ends import of_kit
 from feddp.sealing.kit import CLIENT as HOSPITAL
 from feddp.sealing.kit import Kit, read_json
 from feddp.sealing.kit_certificates import certificate_problems
+from feddp.sealing.reach import ends
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ class Approval:
 
     def words(self) -> list[str]:
         """Returns a description of what the job will do at this hospital, and until when it can take part."""
-        ends = certificate_problems(self.kit) or of_kit(self.kit)
-        return [*described(self.name, self.job, self.policy, self.data), *map(str, ends)]
+        until = list(map(str, certificate_problems(self.kit))) or ends(self.kit)
+        return [*described(self.name, self.job, self.policy, self.data), *until]
 
     def write(self) -> None:
         """Adds the line to the job's scope. Writes the file atomically and keeps its mode."""

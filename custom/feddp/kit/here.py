@@ -1,7 +1,10 @@
 """Checks that only the machine on which a kit will run can make: the server answers, the device exists."""
 
 import os
+import shlex
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from cryptography import x509
@@ -24,7 +27,7 @@ def here_problems(kit: Kit) -> tuple[list[Problem], x509.Certificate | None]:
     problem, server = (None, None) if kit.kind == SERVER else reach(kit)
     if problem and (unused := proxies()):
         problem = replace(problem, remedy=f"{problem.remedy}. {unused}")
-    problems = [*blank(kit), *([problem] if problem else [])]
+    problems = [*odd_paths(kit), *([problem] if problem else [])]
     if kit.kind == CLIENT and runtime(kit) is None:
         problems += _devices(kit)
     return problems, server
@@ -40,12 +43,26 @@ def proxies() -> str:
     return f"{seen}: FLARE connects to the server directly, so the firewall must let it"
 
 
-def blank(kit: Kit) -> list[Problem]:
-    """FLARE's start scripts do not quote the kit's path: with a blank in it they start nothing, and say so nowhere."""
-    path = kit.folder.resolve()
-    odd = any(letter.isspace() or letter in "*?[" for letter in str(path))
-    what = "FLARE's start scripts cannot start a kit below a path with blanks, *, ? or ["
-    return [Problem(path, what, "Move the kit to another path")] if odd else []
+def odd_paths(kit: Kit) -> list[Problem]:
+    """Returns the paths that FLARE takes apart because it does not quote them: the kit's in its start scripts, which then start
+    nothing and say so nowhere, and in the commands of jobs; in these also that of Python."""
+    path, python = kit.folder.resolve(), Path(sys.executable)
+    problems = []
+    if _taken_apart(path) or any(letter in "*?[" for letter in str(path)):
+        what = "FLARE cannot start a kit below a path with blanks or any of * ? [ # ' \" \\"
+        problems.append(Problem(path, what, "Move the kit to another path"))
+    if runtime(kit) is None and _taken_apart(python):
+        what = "FLARE cannot start jobs with a Python below a path with blanks or any of # ' \" \\"
+        problems.append(Problem(python, what, "Make the environment anew at another path"))
+    return problems
+
+
+def _taken_apart(path: Path) -> bool:
+    """Whether a job's command with this path is cut there, as FLARE's launcher cuts it."""
+    try:
+        return shlex.split(str(path), comments=True) != [str(path)]
+    except ValueError:  # a quote without its end
+        return True
 
 
 def _devices(kit: Kit) -> list[Problem]:

@@ -6,7 +6,7 @@ power cut the files are still there and the numbers belong to others: the site s
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from feddp.sealing.kit import Kit
 
 DAEMON = "daemon_pid.fl"  # the number of the start script, or of `feddp kit start`
 FILES = (DAEMON, "pid.fl")  # and that of FLARE's process
-_FLARES = ("client.client_train", "server.server_train", "sub_start.sh")  # in the command lines of what runs a participant
+_FLARES = ("nvflare.private.fed.app.client.client_train", "nvflare.private.fed.app.server.server_train")
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,23 @@ class Noted:
 
 
 def noted(kit: Kit) -> Iterator[Noted]:
-    """Yields the files with numbers in the kit's folder."""
+    """Yields the files with numbers in the kit's folder.
+
+    Raises:
+        BadFile: one of them is a folder or a pipe, which neither FLARE nor this package made.
+    """
     for path in (kit.folder / name for name in FILES):
         if not os.path.lexists(path):
             continue
-        text = read(path, MIB).decode("utf-8", errors="replace").strip()
+        if path.is_symlink():  # FLARE writes none
+            yield Noted(path, None, "is a link", True)
+            continue
+        require_file(path)
+        try:
+            text = read(path, MIB).decode("utf-8", errors="replace").strip()
+        except BadFile as bad:
+            yield Noted(path, None, bad.problem.what, True)
+            continue
         if not re.fullmatch("[1-9][0-9]{0,9}", text):
             yield Noted(path, None, f"holds {short(repr(text))}, which is no number of a process", bool(text))
             continue
@@ -51,10 +63,16 @@ def noted(kit: Kit) -> Iterator[Noted]:
             continue
         except psutil.AccessDenied:
             words = "another user's"
-        if runs(kit, process):
+        if runs(kit, process) or starts(kit, process):
             yield Noted(path, process)
         else:
             yield Noted(path, None, f"names process {text}, which is not of this kit ({short(words)})", True)
+
+
+def require_file(path: Path) -> None:
+    """Raises BadFile if there is something else than a file, a folder perhaps, where FLARE keeps a file or a command's mark."""
+    if os.path.lexists(path) and not path.is_symlink() and not path.is_file():
+        raise BadFile(Problem(path, "is not a file, which FLARE expects there", "Remove it"))
 
 
 def stale_problems(kit: Kit) -> list[Problem]:
@@ -69,20 +87,42 @@ def stale_problems(kit: Kit) -> list[Problem]:
 
 
 def running(kit: Kit) -> psutil.Process | None:
-    """Returns a process that runs the kit, without those that started this one."""
+    """Returns a process of FLARE's that runs the kit, or FLARE's start script, without those that started this one."""
     here = psutil.Process()
     own = {here.pid, *(parent.pid for parent in here.parents())}
     return next((each for each in psutil.process_iter() if each.pid not in own and runs(kit, each)), None)
 
 
 def runs(kit: Kit, process: psutil.Process) -> bool:
-    """Whether the command line is that of FLARE's start script, of its process, or of `feddp kit start`, for this kit."""
-    folder = kit.folder.resolve()
+    """Whether the command line is that of FLARE's process for this kit, or of FLARE's start script.
+
+    An editor or a pager that shows the script has the same path in its command line.
+    """
+
+    folder, words, at = kit.folder.resolve(), *_line(process)
+    script = next((word for word in words[1:] if not word.startswith("-")), "")
+    if words and Path(words[0]).name in ("bash", "sh") and at(script) == folder / "startup/sub_start.sh":
+        return True
+    return any(
+        (before, option) == ("-m", "-m") and module in _FLARES and at(path) == folder
+        for before, module, option, path in zip(words, words[1:], words[2:], words[3:], strict=False)
+    )
+
+
+def starts(kit: Kit, process: psutil.Process) -> bool:
+    """Whether the command line is that of `feddp kit start` for this kit."""
+    folder, words, at = kit.folder.resolve(), *_line(process)
+    return any(
+        Path(program).name in ("feddp", "__main__.py") and (group, command) == ("kit", "start") and at(path) == folder
+        for program, group, command, path in zip(words, words[1:], words[2:], words[3:], strict=False)
+    )
+
+
+def _line(process: psutil.Process) -> tuple[list[str], Callable[[str], Path]]:
+    """Returns the words of a process's command line, none if it has ended, and what makes a path of one of them."""
+    words, where = list[str](), "/"  # FLARE's scripts are started by full paths
     with suppress(psutil.Error, OSError):
-        words, where = process.cmdline(), "/"  # FLARE's scripts are started by full paths
-        with suppress(psutil.AccessDenied):  # of another user's process
-            where = process.cwd()
-        ours = "start" in words and any(Path(word).name in ("feddp", "__main__.py") for word in words)
-        if ours or any(part in word for word in words for part in _FLARES):
-            return any(Path(where, word).resolve() in (folder, folder / "startup/sub_start.sh") for word in words)
-    return False
+        words = process.cmdline()
+    with suppress(psutil.Error, OSError):  # of another user's process
+        where = process.cwd()
+    return words, lambda word: Path(where, word).resolve()

@@ -4,6 +4,7 @@ In the place of FLARE's loop around its process (`sub_start.sh` without --once),
 after a power cut, and ends with code 0 whatever happened. The same files stop and restart it, so FLARE's commands do too.
 """
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -14,11 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from feddp.errors import InputError
-from feddp.files import write_text
+from feddp.files import lock, write_text
 from feddp.kit.containers import DOCKER, runtime
 from feddp.kit.files import require_owner
-from feddp.kit.here import blank
-from feddp.kit.processes import DAEMON, noted, running
+from feddp.kit.here import odd_paths
+from feddp.kit.processes import DAEMON, noted, require_file, running
+from feddp.kit.startup import SUB_START, missing
 from feddp.sealing.kit import ADMIN, Kit
 from feddp.sealing.kit_certificates import require_certificates
 
@@ -39,22 +41,24 @@ def start(folder: Path, say: Callable[[str], None]) -> int:
     """
     kit = Kit.open(folder)
     _require_startable(kit)
-    for each in noted(kit):
-        say(f"{each.path} {each.why}; removed")
-        each.path.unlink()
-    for name in (SHUTDOWN, RESTART):  # of an earlier process
-        (kit.folder / name).unlink(missing_ok=True)
-    write_text(kit.folder / DAEMON, f"{os.getpid()}\n")  # FLARE's own script then says that the kit runs
-    try:
-        with _asked_to_end() as asked:
-            while True:
-                code = _run(kit, asked)
-                if asked() or not (kit.folder / RESTART).exists():
-                    return 0 if asked() or (kit.folder / SHUTDOWN).exists() else code or 1
-                (kit.folder / RESTART).unlink()
-    finally:
-        for name in (SHUTDOWN, RESTART, DAEMON):
+    with _alone(kit):
+        for each in list(noted(kit)):
+            say(f"{each.path} {each.why or 'names the process that starts it'}; removed")
+            each.path.unlink()
+        for name in (SHUTDOWN, RESTART):  # of an earlier process
+            require_file(kit.folder / name)
             (kit.folder / name).unlink(missing_ok=True)
+        write_text(kit.folder / DAEMON, f"{os.getpid()}\n")  # FLARE's own script then says that the kit runs
+        try:
+            with _asked_to_end() as asked:
+                while True:
+                    code = _run(kit, asked)
+                    if asked() or not (kit.folder / RESTART).exists():
+                        return 0 if asked() or (kit.folder / SHUTDOWN).exists() else code or 1
+                    (kit.folder / RESTART).unlink()
+        finally:
+            for name in (SHUTDOWN, RESTART, DAEMON):
+                (kit.folder / name).unlink(missing_ok=True)
 
 
 def _require_startable(kit: Kit) -> None:
@@ -64,18 +68,38 @@ def _require_startable(kit: Kit) -> None:
     if (where := runtime(kit)) is not None:
         how = "startup/start_docker.sh" if where == DOCKER else "the chart that `nvflare deploy` wrote"
         raise InputError(f"{kit.folder} was prepared for containers; start it with {how}")
-    for problem in blank(kit):
+    for problem in [*missing(kit), *odd_paths(kit)]:
         raise InputError(str(problem))
     require_certificates(kit)
-    if process := running(kit):
-        raise InputError(f"{kit.folder} runs already, as process {process.pid}; stop it first")
+
+
+@contextmanager
+def _alone(kit: Kit) -> Iterator[None]:
+    """Holds the kit for this process, which the system ends with it: of two that start at once, one starts.
+
+    Raises:
+        InputError: another `feddp kit start` has it, or FLARE's own process or script runs it.
+        StorageError: the folder's file system has no locks.
+    """
+    handle = os.open(kit.folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            lock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, kit.folder)
+        except BlockingIOError:
+            raise InputError(f"{kit.folder} runs already, by another `feddp kit start`; stop it first") from None
+        if process := running(kit):
+            raise InputError(f"{kit.folder} runs already, as process {process.pid}; stop it first")
+        yield
+    finally:
+        os.close(handle)
 
 
 def _run(kit: Kit, asked: Callable[[], bool]) -> int:
     """Runs FLARE's process once; returns its code, that of a signal as a shell has it."""
     python = Path(sys.executable).parent
     env = {**os.environ, "PATH": f"{python}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
-    process = subprocess.Popen(["bash", str(kit.folder.resolve() / "startup" / "sub_start.sh"), "--once"], env=env)
+    env.pop("NVFL_WORKSPACE", None)  # with it, FLARE's script would run a copy of the kit in another folder
+    process = subprocess.Popen(["bash", str(kit.folder.resolve() / "startup" / SUB_START), "--once"], env=env)
     patience = float("inf")
     while True:
         try:

@@ -7,6 +7,7 @@ fingerprint the root. Only the certificate that the server shows confirms the se
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from cryptography import x509
@@ -14,13 +15,15 @@ from cryptography.x509.oid import NameOID
 from nvflare.tool.deploy import docker_deploy
 from nvflare.tool.deploy.deploy_common import DOCKER_START_SH, WORKSPACE_MOUNT_PATH, KitInfo
 
-from feddp.errors import Problem
+from feddp.errors import BadFile, Problem
+from feddp.kit.containers import runtime
 from feddp.kit.templates import Section, deviations, rendered, shape
 from feddp.limits import JSON_BYTES, PEM_BYTES
 from feddp.reading import read
 from feddp.sealing.kit import ADMIN, AGAIN, CLIENT, SERVER, Kit, read_json
 
 CONFIGURATION = {SERVER: Section.FED_SERVER, CLIENT: Section.FED_CLIENT, ADMIN: Section.FED_ADMIN}
+SUB_START = "sub_start.sh"  # starts a server or a site, in a loop or once
 NOTEBOOK = "system_info.ipynb"
 FOLDERS = ("config", "")  # below an app: from project.yml, and the default of `nvflare package`
 README = "readme.txt"  # no program reads it
@@ -31,7 +34,7 @@ _NETWORK = re.compile(r'^NETWORK_NAME="([\w.-]+)"$', re.MULTILINE)
 
 def startup_problems(kit: Kit) -> list[Problem]:
     """Returns every file of startup/ that is not part of a kit or differs from FLARE's. Requires a valid certificate."""
-    problems = [Problem(kit.configuration, what, AGAIN) for what in _configuration(kit)]
+    problems = [Problem(kit.configuration, what, AGAIN) for what in _configuration(kit)] + missing(kit)
     scripts = _scripts(kit)
     ours = {kit.configuration, kit.certificate, kit.key, kit.root, kit.configuration.with_name(README)}
     for path in sorted((kit.folder / "startup").iterdir()):
@@ -42,6 +45,15 @@ def startup_problems(kit: Kit) -> list[Problem]:
         elif path not in ours:
             problems.append(Problem(path, "is not a file of a kit", "Remove it from startup/, from which FLARE reads"))
     return problems
+
+
+def missing(kit: Kit) -> list[Problem]:
+    """Returns FLARE's script that starts a server or a site, if it is missing and no container takes its place."""
+    path = kit.folder / "startup" / SUB_START
+    with suppress(BadFile):  # of resources.json, which has a check of its own
+        if kit.kind != ADMIN and not path.is_file() and runtime(kit) is None:
+            return [Problem(path, "is missing", AGAIN)]
+    return []
 
 
 def _text(path: Path) -> str:
@@ -78,7 +90,7 @@ def _scripts(kit: Kit) -> dict[str, set[str]]:
     }
     return {
         "start.sh": {rendered(Section.START_SERVER_SH if server else Section.START_CLIENT_SH, {})},
-        "sub_start.sh": {rendered(Section.SUB_START_SH, words | {"config_folder": folder}) for folder in FOLDERS},
+        SUB_START: {rendered(Section.SUB_START_SH, words | {"config_folder": folder}) for folder in FOLDERS},
         "stop_fl.sh": {rendered(Section.STOP_FL_SH, {})},
     }
 

@@ -13,16 +13,15 @@ from nvflare.apis.job_def import JobMetaKey, RunStatus
 from nvflare.fuel.flare_api.api_spec import JobNotFound, JobNotRunning
 from nvflare.fuel.flare_api.flare_api import Session
 
-from feddp.errors import BadFile, InputError
+from feddp.errors import InputError
 from feddp.flare.admin_session import is_final, opened_session, session_errors
 from feddp.flare.persistor import STANDING, STATS
 from feddp.reading import is_count, is_name, is_number, is_text
 from feddp.reporting.standing import RUNNING
 from feddp.run.watch import Look, Watched
-from feddp.sealing.ends import Seen, of_kit, of_server
 from feddp.sealing.kit import ADMIN, Kit
 from feddp.sealing.kit_certificates import require_certificates
-from feddp.sealing.reach import reach
+from feddp.sealing.reach import ends
 
 
 class WatchedJob(Watched):
@@ -122,19 +121,16 @@ def _is_whole(value: Any, parts: Mapping[str, Callable[[Any], bool]]) -> bool:
     return isinstance(value, dict) and all(name in value and fits(value[name]) for name, fits in parts.items())
 
 
-def certificates(kit: Kit) -> list[Seen]:
-    """Returns the certificates of the person whose kit it is, and the one that the server shows.
+def certificates(kit: Kit) -> list[str]:
+    """Returns until when the certificates are valid of the person whose kit it is, of the root, and of the server.
 
     Raises:
-        FedDPError: the kit is not a person's, a certificate is not valid, or the server does not answer.
+        FedDPError: the kit is not a person's, or its certificate is not valid.
     """
     if kit.kind != ADMIN:
         raise InputError(f"{kit.folder} is the kit of a {kit.kind}; jobs are watched with a person's kit")
     require_certificates(kit)
-    problem, server = reach(kit)
-    if problem:
-        raise BadFile(problem)
-    return of_kit(kit) + ([of_server(server)] if server else [])
+    return ends(kit)
 
 
 @contextmanager

@@ -38,7 +38,10 @@ class Kit:
         Raises:
             InputError: the folder holds no kit, or its configuration cannot be read.
         """
-        kinds = [kind for kind in KINDS if (folder / "startup" / f"fed_{kind}.json").exists()]
+        try:
+            kinds = [kind for kind in KINDS if (folder / "startup" / f"fed_{kind}.json").exists()]
+        except PermissionError:
+            raise InputError(f"{folder} is closed to this user; type this as the user to whom the kit belongs") from None
         if len(kinds) != 1:
             raise InputError(f"{folder} holds no startup kit; name a participant's folder below prod_00")
         path = folder / "startup" / f"fed_{kinds[0]}.json"

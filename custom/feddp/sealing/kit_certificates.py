@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TypeVar
 
@@ -93,7 +94,7 @@ def _dates(path: Path, certificate: x509.Certificate, renew: str) -> list[Proble
     if early := not_yet_valid(certificate):
         return [Problem(path, early, "Set this machine's clock, or wait")]
     if late := expired(certificate):
-        return [Problem(path, late, renew)]
+        return [Problem(path, f"{late}; this machine's clock says {datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC", renew)]
     return []
 
 

@@ -7,9 +7,12 @@ from cryptography import x509
 
 from feddp.errors import Problem
 from feddp.sealing.certificates import expired, name_of, not_yet_valid
-from feddp.sealing.ends import SERVERS
+from feddp.sealing.ends import SERVERS, of_kit, of_server
 from feddp.sealing.kit import Kit
 
+ADDRESS = "Correct the address, or ask for a new kit"
+# of a certificate that seems right here: the server looks at its own root, and by its own clock
+REFUSED = "Ask the consortium whether this kit is its newest, and compare the clocks of both machines"
 PATIENCE = 5  # seconds for the server to accept a connection and to refuse a certificate
 # OpenSSL's numbers for a certificate of the right root that is out of its time (X509_V_ERR_CERT_...)
 OUT_OF_TIME = {9: "is not valid yet", 10: "has expired"}
@@ -22,27 +25,53 @@ def reach(kit: Kit) -> tuple[Problem | None, x509.Certificate | None]:
         kit: of a site or a person, whose certificates are valid.
     """
     host, port = kit.server
-    wrong, remedy = "", "Start the server, open the firewall, or leave this out with --offline"
+    wrong, remedy = "", "Start the server, or open the firewall"
     shown: x509.Certificate | None = None
     try:
         with _connected(kit, _context(kit)) as secured:
             secured.settimeout(1)
             shown = _shown(secured)
             if (name := name_of(shown) or "nobody") != kit.server_identity:
-                wrong = f"shows the certificate of {name}, but the kit names {kit.server_identity}"
-                remedy = "Correct the address, or ask for a new kit"
+                wrong, remedy = f"shows the certificate of {name}, but the kit names {kit.server_identity}", ADDRESS
+                shown = None  # another's
             elif _hangs_up(secured):
-                wrong = "refuses this kit's certificate"
+                wrong, remedy = "refuses this kit's certificate", REFUSED
     except ssl.SSLCertVerificationError as error:
         if error.verify_code in OUT_OF_TIME:
             wrong, remedy = _out_of_time(kit, error.verify_code), f"{SERVERS}, or set this machine's clock"
         else:
-            wrong, remedy = f"is not of this project ({error.verify_message})", "Correct the address, or ask for a new kit"
+            wrong, remedy = f"is not of this project ({error.verify_message})", ADDRESS
+    except ssl.SSLEOFError:
+        wrong = "closes the connection before it shows a certificate"
     except ssl.SSLError as error:
-        wrong = f"makes no TLS connection with this kit's certificate ({error.reason})"
+        reason = str(error.reason)
+        if "_ALERT_" in reason:  # what the server says of the certificate
+            wrong, remedy = (
+                f"refuses this kit's certificate ({reason.rpartition('_ALERT_')[2].lower().replace('_', ' ')})",
+                REFUSED,
+            )
+        else:
+            wrong, remedy = f"makes no TLS connection with this kit's certificate ({reason})", ADDRESS
+    except TimeoutError:
+        wrong = f"does not answer within {PATIENCE} s"
+    except UnicodeError:  # from Python's look at the name
+        wrong, remedy = "has an address that is none", ADDRESS
     except OSError as error:
-        wrong = f"does not answer ({error})"
+        wrong = f"does not answer ({error.strerror or error})"
     return Problem(kit.configuration, f"the server {host}:{port} {wrong}", remedy) if wrong else None, shown
+
+
+def ends(kit: Kit) -> list[str]:
+    """Returns when the certificates end on which a kit depends: its own, the root's, and the one that the server shows.
+
+    A warning says why the server's was not seen. What needs the server fails by itself: a look of some seconds decides nothing.
+
+    Args:
+        kit: as in `reach`.
+    """
+    problem, server = reach(kit)
+    seen = of_kit(kit) + ([of_server(server)] if server else [])
+    return [*map(str, seen), *([f"warning: {problem.what}. {problem.remedy}."] if problem else [])]
 
 
 def _context(kit: Kit) -> ssl.SSLContext:

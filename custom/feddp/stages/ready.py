@@ -44,7 +44,11 @@ def serve(server: Server) -> None:
 
 
 def meet(server: Server) -> None:
-    """Asks the sites that have come since; one whose versions must not differ takes no part in the job."""
+    """Asks the sites that have come since; one that is lost meanwhile is asked when it is back.
+
+    A site takes no part in the job if its versions differ that must not, or if it lives but does not tell them: the others wait
+    for each question.
+    """
     memory = server.memory
     if not memory.versions:  # `serve` has asked nobody
         return
@@ -52,6 +56,9 @@ def meet(server: Server) -> None:
         answers = server.ask(protocol.READY, dict.fromkeys(new, Message()), NUMBERS, partial(_check, server), least=0)
         for site, answer in answers.items():
             memory.versions[site] = as_texts(answer.scalars["versions"])
+        for site in new:
+            if site not in answers and site not in memory.lost:
+                memory.unfit.setdefault(site, f"site {site} did not tell its versions")
         _show(server, list(answers))
 
 

@@ -1,5 +1,6 @@
 """A name that FLARE, a command or a table takes for something else is refused wherever a site is named."""
 
+import os
 import re
 from types import SimpleNamespace
 
@@ -34,6 +35,8 @@ WRONG = [
     "Server",
     "LOCALHOST",
     "Simulator_Server",
+    "CON",
+    "NaN",
     "_admin_x",
     "-x",
     "_x",
@@ -65,19 +68,30 @@ def test_such_a_name_is_refused_with_one_that_is_taken(name):
     assert re.match(type_pattern_mapping["client"], suggested(name))
 
 
-@pytest.mark.parametrize("name", ["hospital-a", "A", "9", "site_1", "serverless", "Localhost-2", "x" * 64, "MEAN_1", "client"])
+@pytest.mark.parametrize(
+    "name", ["hospital-a", "A", "9", "site_1", "serverless", "Localhost-2", "x" * 64, "MEAN_1", "client", "com10", "nando"]
+)
 def test_the_controls(name):
     assert fault(name) is None
 
 
-def provisioned(*sites: str, server: str = "fl.example.org", people: tuple[str, ...] = (), **properties):
-    project = Project("feddp", "x")
+def provisioned(*sites: str, server="fl.example.org", people: tuple[str, ...] = (), name="feddp", **properties):
+    project = Project(name, "x")
     project.set_server(server, "consortium", properties)
     for site in sites:
         project.add_client(site, "hospital", {})
     for person in people:
         project.add_admin(person, "consortium", {"role": "lead"})
-    return lambda: SitePolicyBuilder().build(project, SimpleNamespace())
+    builder, context = SitePolicyBuilder(), SimpleNamespace()
+    return lambda: [builder.initialize(project, context), builder.build(project, context)]
+
+
+@pytest.fixture(autouse=True)
+def umask():
+    """Provisioning sets the process's, which here is that of all tests."""
+    os.umask(before := os.umask(0o077))
+    yield
+    os.umask(before)
 
 
 def planned(*sites: str):
@@ -120,9 +134,23 @@ def test_two_names_that_differ_in_case_only(named):
         named()
 
 
+@pytest.mark.parametrize("name", ["a/b", "..", "a\nb", "x" * 65, "Übung", ""])
+def test_a_project_whose_name_is_no_folders_or_certificates(name):
+    """FLARE would make kits below another folder, or such as no check takes."""
+    with pytest.raises(InputError, match="is no name of a project.*; correct `name` in the project file"):
+        provisioned("a", name=name)()
+
+
+@pytest.mark.parametrize("key", ["fed_learn_port", "admin_port"])
+@pytest.mark.parametrize("port", [0, -1, 2**16, "8002", True, 8002.0])
+def test_a_port_that_is_none(key, port):
+    with pytest.raises(InputError, match=f"`{key}` is {port!r}; write a whole number from 1 to 65535"):
+        provisioned("a", **{key: port})()
+
+
 def test_the_control_of_provisioning_goes_on_to_write_the_servers_files():
     with pytest.raises(AttributeError, match="get_local_dir"):
-        provisioned("a", "b", people=("x@y.org",))()
+        provisioned("a", "b", people=("x@y.org",), name="my project 1", fed_learn_port=65535, admin_port=1)()
 
 
 def test_folders_of_data(tmp_path):

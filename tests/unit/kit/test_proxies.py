@@ -58,7 +58,7 @@ def test_where_the_server_does_not_answer_they_are_named_too(kit, monkeypatch):
     monkeypatch.setenv("no_proxy", "example.org")
     ((problem,), _) = here_problems(kit)
     assert "does not answer" in str(problem)
-    assert "--offline. HTTPS_PROXY, no_proxy are set here, but are not used: FLARE connects" in str(problem)
+    assert "open the firewall. HTTPS_PROXY, no_proxy are set here, but are not used: FLARE connects" in str(problem)
 
 
 def test_and_where_the_kit_may_start(kit, monkeypatch):

@@ -9,17 +9,19 @@ import signal
 import subprocess
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 from typer.testing import CliRunner
 
 from feddp.cli import app
-from feddp.errors import InputError
+from feddp.errors import BadFile, InputError
 from feddp.flare.service import COMMAND, KIT, USER, units
 from feddp.kit.files import LOCAL, file_problems
 from feddp.kit.processes import FILES, noted, running, runs, stale_problems
-from feddp.kit.start import start
+from feddp.kit.start import RESTART, SHUTDOWN, start
+from feddp.kit.startup import startup_problems
 from feddp.sealing.kit import Kit
 from support.certificates import Office, kit_of
 from support.docs_pages import blocks_for
@@ -51,6 +53,8 @@ def made(tmp_path, issued):
 def stranger():
     """A process that has nothing to do with the kit."""
     with subprocess.Popen(["sleep", "60"]) as process:
+        while not psutil.Process(process.pid).cmdline():  # while it becomes another program, it has none
+            time.sleep(0.01)
         yield process
         process.kill()
 
@@ -93,14 +97,37 @@ def test_a_number_of_a_process_that_has_ended_keeps_nothing_down(made, stranger)
     assert [each.why for each in noted(Kit.open(kit))] == [f"names process {stranger.pid}, which has ended"]
 
 
+def test_what_is_no_file_with_a_number_is_removed_or_named(made):
+    """A link goes, not what it leads to; a folder, which nobody may miss, stays and is named."""
+    kit = made("touch shutdown.fl")
+    (kit / "pid.fl").symlink_to(kit / "nothing")
+    (kit / "daemon_pid.fl").symlink_to(kit / "startup/client.key")
+    assert [problem.what for problem in stale_problems(Kit.open(kit))] == ["is a link"] * 2
+    assert start(kit, quiet) == 0
+    assert (kit / "startup/client.key").is_file()
+    for name in (*FILES, SHUTDOWN, RESTART):
+        (kit / name).mkdir()
+        with pytest.raises(BadFile, match=f"{name}: is not a file, which FLARE expects there. Remove it."):
+            start(kit, quiet)
+        (kit / name).rmdir()
+
+
+def test_a_number_that_is_now_its_own_keeps_nothing_down(made):
+    """As in a container, where the first process always has the same number."""
+    kit, lines = made("touch shutdown.fl"), []
+    (kit / "pid.fl").write_text(f"{os.getpid()}")
+    assert start(kit, lines.append) == 0
+    assert len(lines) == 1
+
+
 @pytest.mark.parametrize("how", ["sub_start.sh", "relative", "client_train"])
 def test_the_kits_own_process_is_told_from_anothers(made, tmp_path, how):
     """By its command line, whatever folder it was started in; another kit's is a stranger."""
-    kit, other = made("exec sleep 60"), tmp_path / "other"
+    kit, other = made("sleep 60; true"), tmp_path / "other"
     words = {
-        "sub_start.sh": ["bash", "-c", "sleep 60; true", str(kit / "startup/sub_start.sh")],
-        "relative": ["bash", "-c", "sleep 60; true", "startup/sub_start.sh"],
-        "client_train": ["bash", "-c", "sleep 60; true", "nvflare.private.fed.app.client.client_train", "-m", str(kit)],
+        "sub_start.sh": ["bash", str(kit / "startup/sub_start.sh")],
+        "relative": ["bash", "startup/sub_start.sh"],
+        "client_train": ["bash", "-c", "sleep 60; true", "-m", "nvflare.private.fed.app.client.client_train", "-m", str(kit)],
     }[how]
     with subprocess.Popen(words, cwd=kit, start_new_session=True) as process:
         try:
@@ -114,6 +141,60 @@ def test_the_kits_own_process_is_told_from_anothers(made, tmp_path, how):
             assert runs(moved, psutil.Process(process.pid)) is (how == "relative"), "its folder is that of the moved kit"
         finally:
             os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["tail", "-f", "{kit}/startup/sub_start.sh"],
+        ["bash", "-c", "sleep 60; true", "{kit}/startup/sub_start.sh"],
+        ["bash", "-c", "sleep 60; true", "feddp", "kit", "check", "{kit}", "start"],
+        ["bash", "-c", "sleep 60; true", "grep", "nvflare.private.fed.app.client.client_train", "-r", "{kit}"],
+    ],
+)
+def test_who_only_names_the_kit_does_not_run_it(made, words):
+    kit = made("touch shutdown.fl")
+    given = [word.format(kit=kit) for word in words]
+    with subprocess.Popen(given, cwd=kit, start_new_session=True) as process:
+        try:
+            (kit / "daemon_pid.fl").write_text(str(process.pid))
+            (problem,) = stale_problems(Kit.open(kit))
+            assert f"names process {process.pid}, which is not of this kit" in problem.what
+            assert start(kit, quiet) == 0
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_of_two_that_start_at_once_one_starts(made):
+    """The one that has the kit; that the other is on its way, by its command line, does not keep it down."""
+    kit, errors = made("until [ -e told ]; do sleep 0.05; done; touch shutdown.fl"), []
+    waiting = ["bash", "-c", "sleep 60; true", "feddp", "kit", "start", str(kit)]
+    with subprocess.Popen(waiting, start_new_session=True) as process:
+
+        def second():
+            while not (kit / "ran").exists():
+                time.sleep(0.05)
+            try:
+                start(kit, quiet)
+            except InputError as error:
+                errors.append(str(error))
+            (kit / "told").touch()
+
+        thread = threading.Thread(target=second)
+        thread.start()
+        try:
+            assert start(kit, quiet) == 0
+        finally:
+            thread.join()
+            os.killpg(process.pid, signal.SIGKILL)
+    assert errors == [f"{kit} runs already, by another `feddp kit start`; stop it first"]
+    assert (kit / "ran").read_text() == "--once\n"
+
+
+def test_the_kit_runs_where_it_lies(made, monkeypatch):
+    """With this variable, FLARE's script runs a copy, whose files of commands nobody looks at."""
+    monkeypatch.setenv("NVFL_WORKSPACE", "/elsewhere")
+    assert start(made('[ -z "$NVFL_WORKSPACE" ] && touch shutdown.fl'), quiet) == 0
 
 
 # how it ends
@@ -179,6 +260,28 @@ def test_a_person_starts_nothing(made):
         start(kit, quiet)
 
 
+def test_a_kit_without_flares_script_starts_nothing(made):
+    kit = made("true")
+    (kit / "startup/sub_start.sh").unlink()
+    with pytest.raises(InputError, match="sub_start.sh: is missing. Ask the consortium for the kit anew."):
+        start(kit, quiet)
+    assert [problem.what for problem in startup_problems(Kit.open(kit)) if problem.file.suffix == ".sh"] == ["is missing"]
+
+
+def test_another_users_closed_kit_is_named(made, monkeypatch):
+    """As the system answers whoever may not look into it; root, who may, is told that it is another user's."""
+    kit, seen = made("true"), Path.exists
+
+    def exists(path):
+        if path.is_relative_to(kit / "startup"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return seen(path)
+
+    monkeypatch.setattr(Path, "exists", exists)
+    done = CliRunner().invoke(app, ["kit", "start", str(kit)])
+    assert str(done.exception) == f"{kit} is closed to this user; type this as the user to whom the kit belongs"
+
+
 def test_the_command_ends_with_the_code(made):
     assert CliRunner().invoke(app, ["kit", "start", str(made("exit 7"))]).exit_code == 7
 
@@ -194,7 +297,7 @@ def test_a_unit_is_one_and_restarts_only_what_failed(kind):
         unit = configparser.ConfigParser()
         unit.optionxform = str
         unit.read_string(text)
-        assert unit["Service"]["ExecStart"] == f"{COMMAND} kit start {KIT}"
+        assert unit["Service"]["ExecStart"] == f'"{COMMAND}" kit start "{KIT}"'
         assert unit["Service"]["Restart"] == "on-failure"
         assert unit["Install"]["WantedBy"] == target
         assert unit["Unit"]["StartLimitIntervalSec"] == "0"
@@ -204,21 +307,25 @@ def test_a_unit_is_one_and_restarts_only_what_failed(kind):
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_the_commands_of_the_page_fill_a_unit_in(tmp_path, number):
-    """Without systemd, to which the other lines speak; sudo and tee write below the home folder."""
+    """Without systemd, to which the other lines speak; sudo and tee write below the home folder.
+
+    In a unit, systemd reads %% as % (systemd.unit); sed's & would be the word that it replaces.
+    """
     block = blocks_for("test_start", "docs/how-to/site-requirements.md")[number].text.replace("/etc/", "home/etc/")
+    here = tmp_path / "R&D 100%|x"
     for folder in ("hospital-a/local", "home/etc/systemd/system", "bin"):
-        (tmp_path / folder).mkdir(parents=True)
+        (here / folder).mkdir(parents=True)
     for name, text in units("client", "hospital-a").items():
-        (tmp_path / "hospital-a/local" / name).write_text(text)
+        (here / "hospital-a/local" / name).write_text(text)
     for name, line in (("sudo", '"$@"'), ("systemctl", "true"), ("loginctl", "true"), ("feddp", "true")):
-        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
-        (tmp_path / "bin" / name).chmod(0o755)
-    env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "HOME": str(tmp_path / "home"), "USER": "clinic"}
-    subprocess.run(["bash", "-euc", block], cwd=tmp_path, env=env, check=True, capture_output=True)
-    (written,) = (tmp_path / "home").rglob("feddp-site.service")
-    lines = written.read_text().splitlines()
-    assert f"ExecStart={tmp_path}/bin/feddp kit start {tmp_path}/hospital-a" in lines
-    assert ("User=clinic" in lines) is (number == 1)
+        (here / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
+        (here / "bin" / name).chmod(0o755)
+    env = {"PATH": f"{here}/bin:{os.environ['PATH']}", "HOME": str(here / "home"), "USER": "another"}
+    subprocess.run(["bash", "-euc", block], cwd=here, env=env, check=True, capture_output=True)
+    (written,) = (here / "home").rglob("feddp-site.service")
+    lines, escaped = written.read_text().splitlines(), f"{tmp_path}/R&D 100%%|x"
+    assert f'ExecStart="{escaped}/bin/feddp" kit start "{escaped}/hospital-a"' in lines
+    assert (f"User={here.owner()}" in lines) is (number == 1)
     assert "@" not in written.read_text()
 
 

@@ -2,21 +2,30 @@
 
 import json
 import logging
+import socket
 import ssl
 from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
 
 import pytest
 from nvflare.apis.fl_context import FLContext
+from nvflare.fuel.f3.cellnet.core_cell import CoreCell
+from nvflare.fuel.f3.drivers.aio_conn import AioConnection
+from nvflare.fuel.f3.drivers.aio_http_driver import WsConnection
+from nvflare.fuel.f3.drivers.socket_conn import SocketConnection
+from nvflare.fuel.f3.endpoint import Endpoint
 from nvflare.fuel.sec.audit import AuditService
 from nvflare.lighter.utils import Identity, generate_cert, serialize_cert
 
 from feddp.errors import BadFile
+from feddp.flare.cells import SERVER as FLARES_SERVER
 from feddp.flare.ends import at_server, tell_at_site
 from feddp.run.watch_job import certificates
+from feddp.sealing import reach as reaching
 from feddp.sealing.ends import SOON, of_kit, of_server, warnings
 from feddp.sealing.kit import Kit
 from feddp.sealing.kit_certificates import ROOTS, certificate_problems
-from feddp.sealing.reach import reach
+from feddp.sealing.reach import ends, reach
 from support.certificates import PROJECT, SERVER, Office, kit_of
 from support.tls import listening, mutual
 
@@ -101,6 +110,37 @@ def test_another_projects_expired_certificate_is_another_projects(site, server):
     assert "is not of this project (" in problem.what
 
 
+def test_a_server_that_is_another_has_no_end_to_tell(site, server, office):
+    """A participant's certificate is of the project too: its date would be taken for the server's."""
+    kit = site()
+    other = kit_of(kit.parent / "other", "B", office, *office.issue("B", until=12))
+    with listening(mutual(kit, other), kit):
+        *seen, line = ends(Kit.open(kit))
+    assert len(seen) == 2
+    assert f" shows the certificate of B, but the kit names {SERVER}. Correct the address, or ask for a new kit." in line
+
+
+@pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_3, ssl.TLSVersion.TLSv1_2])
+def test_a_server_that_refuses_a_certificate_which_is_right_here(site, server, tmp_path, newest):
+    """It trusts another root, as after a new provisioning: neither is it down, nor the firewall closed."""
+    kit, another = site(), Office()
+    context = mutual(kit_of(tmp_path / "another", "A", another, *another.issue("A")), server())
+    context.maximum_version = newest
+    with listening(context, kit):
+        problem, _ = reach(Kit.open(kit))
+    assert problem.what.endswith(" refuses this kit's certificate (unknown ca)")
+    assert problem.remedy.startswith("Ask the consortium whether this kit is its newest, and compare the clocks")
+
+
+@pytest.mark.parametrize("host", ["a..b", ".", f"{'x' * 64}.org"])
+def test_an_address_that_is_none(site, host):
+    kit = site()
+    path = kit / "startup/fed_client.json"
+    path.write_text(path.read_text().replace(f"{SERVER}:8002", f"{host}:8002"))
+    problem, _ = reach(Kit.open(kit))
+    assert problem.what == f"the server {host}:8002 has an address that is none"
+
+
 def test_a_server_whose_certificate_ends_soon_is_reached_and_warned_of(site, server):
     kit = site()
     with listening(mutual(kit, server(until=12)), kit):
@@ -120,10 +160,33 @@ def audit(tmp_path):
     AuditService.close()
 
 
+@pytest.fixture
+def linked(monkeypatch):
+    """Puts a connection of FLARE's over a TLS socket into this process's network, to the endpoint of that name."""
+
+    def link(kind, tls, name=FLARES_SERVER):
+        conn = object.__new__(kind)
+        conn.sock = tls
+        conn.websocket = conn.writer = SimpleNamespace(get_extra_info={"ssl_object": tls}.get)
+        end = SimpleNamespace(conn=conn, sfm_endpoint=SimpleNamespace(endpoint=Endpoint(name)))
+        manager = SimpleNamespace(sfm_conns={"CN1": end})
+        cell = SimpleNamespace(communicator=SimpleNamespace(conn_manager=manager))
+        monkeypatch.setattr(CoreCell, "ALL_CELLS", {"A": cell})
+
+    return link
+
+
 @pytest.mark.parametrize(("own", "servers", "warned"), [(360, 360, []), (5, 20, ["A", f"the server {SERVER}"])])
-def test_a_site_says_at_a_jobs_start_what_ends(site, server, audit, caplog, own, servers, warned):
+@pytest.mark.parametrize("kind", [WsConnection, SocketConnection, AioConnection])
+def test_a_site_says_at_a_jobs_start_what_ends(site, server, linked, audit, caplog, kind, own, servers, warned):
+    """The server's certificate is that of the connection which the site has: nothing listens where a new one would go."""
     kit = site(own)
-    with listening(mutual(kit, server(until=servers)), kit), caplog.at_level(logging.INFO):
+    with (
+        listening(mutual(kit, server(until=servers)), None) as port,
+        mutual(kit, kit, ssl.Purpose.SERVER_AUTH).wrap_socket(socket.create_connection(("127.0.0.1", port))) as tls,
+        caplog.at_level(logging.INFO),
+    ):
+        linked(kind, tls)
         tell_at_site(logging.getLogger("x"), FLContext(), kit)
     said = [record.message for record in caplog.records]
     assert len([line for line in said if " is valid until " in line]) == 3
@@ -132,11 +195,21 @@ def test_a_site_says_at_a_jobs_start_what_ends(site, server, audit, caplog, own,
     assert all(f"[warning: the certificate of {whose} is valid until " in "".join(lines) for whose in warned)
 
 
-def test_a_site_whose_server_has_an_expired_certificate_says_so(site, server, audit, caplog):
+@pytest.mark.parametrize("name", [None, "A.job", FLARES_SERVER])
+def test_a_server_that_shows_no_certificate_is_no_fault(site, server, linked, audit, caplog, name):
+    """No connection, one with another, and one without TLS: the site's own and the root's are told, and nothing is audited."""
     kit = site()
-    with listening(mutual(kit, server(-9, -2)), kit):
+    with (
+        listening(mutual(kit, server(until=5)), None) as port,
+        mutual(kit, kit, ssl.Purpose.SERVER_AUTH).wrap_socket(socket.create_connection(("127.0.0.1", port))) as tls,
+        socket.socket() as plain,
+        caplog.at_level(logging.INFO),
+    ):
+        if name:
+            linked(SocketConnection, plain if name == FLARES_SERVER else tls, name)
         tell_at_site(logging.getLogger("x"), FLContext(), kit)
-    assert "is of this project, but its certificate expired on" in audit.read_text()
+    assert len(caplog.records) == 2
+    assert audit.read_text() == ""
 
 
 def test_the_servers_own_end_at_a_jobs_start(office, tmp_path):
@@ -172,7 +245,9 @@ def person(office, tmp_path):
 def test_who_watches_is_told_what_ends(person, server, site):
     with listening(mutual(site(), server(until=12)), None) as port:
         own, root, servers = certificates(person(5, port))
-    assert (own.whose, own.soon, root.soon, servers.soon) == ("lead@x.org", True, False, True)
+    assert own.startswith("warning: the certificate of lead@x.org is valid until ")
+    assert root.startswith(f"the certificate of the root of project {PROJECT} is valid until ")
+    assert servers.startswith(f"warning: the certificate of the server {SERVER} is valid until {day(12)}")
 
 
 def test_who_watches_with_an_expired_certificate_is_told_that(person):
@@ -181,5 +256,16 @@ def test_who_watches_with_an_expired_certificate_is_told_that(person):
 
 
 def test_who_watches_a_server_with_an_expired_certificate_is_told_that(person, server, site):
-    with listening(mutual(site(), server(-9, -2)), None) as port, pytest.raises(BadFile, match="its certificate expired on"):
-        certificates(person(360, port))
+    with listening(mutual(site(), server(-9, -2)), None) as port:
+        *_, line = certificates(person(360, port))
+    assert line.startswith(f"warning: the server 127.0.0.1:{port} is of this project, but its certificate expired on {day(-2)}")
+
+
+def test_a_look_at_the_server_that_fails_decides_nothing(person, monkeypatch):
+    """A busy line: the server takes the connection and says nothing in time. FLARE's own session waits for longer."""
+    monkeypatch.setattr(reaching, "PATIENCE", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        *seen, line = certificates(person(360, port))
+    assert len(seen) == 2
+    assert line == f"warning: the server 127.0.0.1:{port} does not answer within 0.2 s. Start the server, or open the firewall."

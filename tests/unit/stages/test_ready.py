@@ -1,11 +1,12 @@
 """The first task of a job: versions, and whether a site can score. The job ends there if it could not run."""
 
 import json
+import time
 
 import pytest
 
 from feddp.errors import PolicyError
-from feddp.flare import messages
+from feddp.flare import controller, messages
 from feddp.protocol import ADOPT, READY, SCORE, TRAIN
 from feddp.stages.events import read_progress
 from feddp.stages.ready import NO_SCORE
@@ -61,6 +62,15 @@ def test_a_difference_that_matters_ends_the_job_at_its_start_and_names_all_sites
     assert first.startswith("versions differ: feddp is ")
     assert f"nvflare is {here['nvflare']} at the server, {theirs}" in first
     assert " at C (" in first
+    assert first.endswith(" at A and C, or export the job without A and C")
+
+
+def test_a_version_that_a_site_does_not_tell_is_unknown_and_refused(run):
+    """Such an answer says nothing about the package; the lead is told so, and whose it is."""
+    without = {name: numbers for name, numbers in HERE.items() if name not in ("timm", "python")}
+    done = run({"B": messages.pack(versions=without, scoring=True)}, "train")
+    assert f"timm is {installed()['timm']} at the server, unknown at B (" in done.panics[0]
+    assert "python" not in done.panics[0]
 
 
 def test_a_difference_that_does_not_is_shown_and_the_job_runs(run):
@@ -131,6 +141,44 @@ def test_a_site_that_comes_later_is_asked_when_it_comes(run):
         for path in done.folder.rglob("*"):
             if path.is_file():
                 path.unlink()
+
+
+def test_a_later_site_that_dies_while_it_is_asked_is_asked_when_it_is_back(run, monkeypatch):
+    """The others go on at once: its silence is longer than any patience. Then it gives a sign of life, and takes part."""
+    answers = {"B": lambda: None}
+    done = run(answers, min_sites=2, rounds=3)
+    done.gone, done.sent[:] = {"B"}, []
+
+    def back(site):
+        if site == "C" and [task for task, *_ in done.sent].count(TRAIN) == 2:
+            done.gone, answers["B"], done.heard["B"] = set(), told(), time.monotonic()
+
+    answer = done.answer
+    done.answer = lambda site, *rest: (back(site), answer(site, *rest))[1]
+    done.run("train")
+    assert done.panics == []
+    assert asked(done)[:4] == [(TRAIN, ["A", "C"]), (READY, ["B"]), (TRAIN, ["A", "C"]), (READY, ["B"])]
+    assert asked(done)[4] == (TRAIN, SITES)
+    assert [event["site"] for event in done.progress("returned")] == ["B"]
+    assert done.memory.unfit == {}
+
+
+def test_a_later_site_that_lives_and_does_not_answer_holds_nobody_up(run, monkeypatch):
+    """Its signs of life prolong a round, for which it computes, but not this question. It is asked once."""
+    monkeypatch.setattr(controller, "SILENT", 0.2)
+    done = run({"B": lambda: None}, min_sites=2, rounds=3)
+    done.open, done.sent[:], ask = {"B"}, [], done.broadcast
+
+    def broadcast(task, *rest, **named):
+        done.heard["B"] = float("inf")  # a sign of life at every look
+        ask(task, *rest, **named)
+
+    done.broadcast = broadcast
+    done.run("train")
+    assert done.panics == []
+    assert [sites for task, sites in asked(done) if task == READY] == [["B"]]
+    assert done.memory.unfit == {"B": "site B did not tell its versions"}
+    assert not done.memory.lost
 
 
 # --- a site ------------------------------------------------------------------------------------------------------------------
