@@ -33,10 +33,11 @@ def scaled(mask, side):
 # -- two levels ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("quality", [10, 30, 50, 75, 95])
-@pytest.mark.parametrize("radius", [3, 8, 20, 50])
+@pytest.mark.parametrize("quality", [10, 23, 30, 50, 69, 75, 95])
+@pytest.mark.parametrize("radius", [3, 5, 8, 20, 50])
 def test_a_jpeg_of_a_mask_is_the_mask(radius, quality):
-    """Of all its edge pixels, hardly any crosses the middle; at the lowest qualities, some do."""
+    """Of all its edge pixels, hardly any crosses the middle; at the lowest qualities, some do. Of a small structure, JPEG leaves
+    flat areas of 1 or 2 in the background (radius 5 at 23 and 69)."""
     drawn = disc(128, radius)
     read = by_value(FILE, jpeg(drawn, quality), 1, None)
     assert (read != drawn).sum() <= (0.1 if quality < 75 else 0.03) * drawn.sum() + 2

@@ -149,6 +149,23 @@ def test_planes_and_white_as_0_are_read(tmp_path, depth):
     assert (read(tmp_path, "a.tif") == values[..., 0]).all()
 
 
+@pytest.mark.parametrize(
+    "packed", [{"compression": "lzw"}, {"compression": "lzw", "predictor": True}, {"compression": "packbits"}]
+)
+def test_what_pillow_would_cut_is_read_from_lzw_and_packbits(tmp_path, packed):
+    """Values of 16 bits in colour, and signed ones, which tifffile decodes; a part that is cut off is refused."""
+    deep, signed = COLOUR.astype("u2") * 200, (GREY // 2 - 60.0).astype("i1")
+    tifffile.imwrite(tmp_path / "a.tif", deep, photometric="rgb", rowsperstrip=5, **packed)
+    assert (read(tmp_path, "a.tif") == deep).all()
+    tifffile.imwrite(tmp_path / "a.tif", signed, tile=(16, 16), **packed)
+    assert (read(tmp_path, "a.tif") == signed).all()
+    with tifffile.TiffFile(tmp_path / "a.tif", mode="r+") as tiff:
+        count = tiff.pages[0].tags["TileByteCounts"]
+        count.overwrite(count.value[0] // 2)
+    with pytest.raises(BadFile, match=r"is not a readable image .its content is damaged"):
+        read(tmp_path, "a.tif")
+
+
 def by_imagej(file):
     """One directory, and six slices behind each other, as ImageJ writes stacks of more than 4 GiB, and others all."""
     tifffile.imwrite(file, STACK[0], description="ImageJ=1.53t\nimages=6\nslices=6\nloop=false\n", metadata=None)
@@ -298,6 +315,9 @@ def test_the_fourth_channel_of_a_bmp_is_not_left_out(tmp_path):
         ValueError("<TiffPage 0 @8> invalid"),
         struct.error("unpack requires a buffer of 8 bytes"),
         OSError(""),
+        OSError("decoder error -2"),
+        ValueError("corrupted tile cannot be reshaped from (9,) to (1, 8, 8, 1)"),
+        ValueError("imcd_lzw_decode returned IMCD_LZW_INVALID"),
     ],
 )
 def test_messages_have_no_words_of_python(error):

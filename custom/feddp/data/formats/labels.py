@@ -121,11 +121,14 @@ def _require_two_levels(file: Path, values: np.ndarray, above: float) -> None:
         return
     drawn = int((values > top / 8).sum())
     flat, counts = np.unique(values[_is_flat(values)], return_counts=True)
-    bright, background = flat > above, counts[flat <= above].max(initial=0)
-    level = flat[bright][counts[bright].argmax()] if bright.any() else top
-    # JPEG keeps a level as one value or some that are close
-    foreground = counts[bright & (np.abs(flat - float(level)) <= top / 32)].sum()
-    if counts.sum() - background - foreground > FLAT * drawn:
+    bright, kinds = flat > above, len(np.unique(values))
+    levels = 0
+    # JPEG keeps a level as one value or some that are close; of a mask of few values, dark ones that are close are labels
+    for side, close in ((bright, top / 32), (~bright, top / 64 if kinds > KINDS else 0.0)):
+        if side.any():
+            level = float(flat[side][counts[side].argmax()])
+            levels += counts[side & (np.abs(flat - level) <= close)].sum()
+    if counts.sum() - levels > FLAT * drawn:
         what = f"has flat areas of the values {_listed(flat)}, as labels of classes or of single objects have"
         raise BadFile(Problem(file, what, f"{TWO_LEVELS}; {ALL_ABOVE}"))
     if len(alone := _values_alone(values, top)):

@@ -150,7 +150,7 @@ def by_tifffile(content: bytes, file: Path) -> tuple[np.ndarray, np.ndarray | No
     """Returns the values of a TIFF whose header was read, (H, W) or (H, W, 3), and its opacity (H, W) if it has any.
 
     Raises:
-        BadFile: it is compressed in another way than by deflate, or its values are no numbers.
+        BadFile: it is compressed in another way than by deflate, LZW or PackBits, or its values are no numbers.
     """
     import tifffile
 
