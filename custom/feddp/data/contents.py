@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from feddp.data.description import SPLITS, Row
+from feddp.data.pixels import border_of
 from feddp.errors import Problem
 from feddp.reading import counted
 
@@ -175,8 +176,7 @@ def _more(found: list[str] | list[tuple[str, str]]) -> str:
 
 def _surrounds(drawn: np.ndarray) -> bool:
     """Whether a class, bool (H, W), covers more than half of the image's border."""
-    border = np.concatenate([drawn[0], drawn[-1], drawn[1:-1, 0], drawn[1:-1, -1]])
-    return bool(2 * border.sum() > border.size)
+    return bool(2 * border_of(drawn).mean() > 1)
 
 
 def _digest(array: np.ndarray) -> bytes:

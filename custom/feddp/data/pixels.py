@@ -30,10 +30,12 @@ class Picture:
 
     Args:
         orientation: TIFF's and EXIF's number of how a viewer turns the stored pixels; 1 if it shows them as they are.
+        bits: of a value of a PNG; 8 of other formats.
     """
 
     image: Image.Image
     orientation: int
+    bits: int = 8
 
 
 def decode(stream: IO[bytes], formats: tuple[str, ...], file: Path, remedy: str) -> Picture:
@@ -52,8 +54,9 @@ def decode(stream: IO[bytes], formats: tuple[str, ...], file: Path, remedy: str)
         # a camera's JPEG may hold previews behind its picture (MPO). The number is not counted: in a TIFF this takes hours
         if image.format != "MPO" and getattr(image, "is_animated", False):
             raise BadFile(Problem(file, "holds several pictures", "Save one picture per file"))
+        bits = _png_bits(stream) if image.format == "PNG" else 8
         if image.format == "PNG":
-            _require_whole_values(image, _png_bits(stream), file)
+            _require_whole_values(image, bits, file)
         if image.format == "BMP":
             _require_plain_bmp(image, stream, file)
         if image.format in ("JPEG", "MPO"):
@@ -63,7 +66,7 @@ def decode(stream: IO[bytes], formats: tuple[str, ...], file: Path, remedy: str)
             stream.seek(here)
         if image.format != "TIFF":
             image.load()
-            return Picture(image, _orientation(image))
+            return Picture(image, _orientation(image), bits)
         orientation = _orientation(image)
         image.load()  # turns a TIFF, and only that
         return Picture(image.transpose(_BACK[orientation]) if orientation in _BACK else image, orientation)
@@ -147,6 +150,11 @@ def require_drawn(file: Path, values: np.ndarray, alpha: np.ndarray | None) -> N
         what = "is transparent in places, and says something else by this than by its values, so what counts is not known"
         remedy = "Save it without transparency, a mask with 0 as the background and one value for each class"
         raise BadFile(Problem(file, what, remedy))
+
+
+def border_of(pixels: np.ndarray) -> np.ndarray:
+    """Returns the pixels (N, ...) along the border of an image (H, W, ...)."""
+    return np.concatenate([pixels[0], pixels[-1], pixels[1:-1, 0], pixels[1:-1, -1]])
 
 
 def _png_bits(stream: IO[bytes]) -> int:

@@ -76,6 +76,18 @@ def table(site):
         return list(csv.DictReader(stream))
 
 
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ("image", "holds no image of a known format. Convert source/clinic/images/p0.gif to PNG"),
+        ("mask", "first; of kinds that are not read: source/clinic/masks/p0.gif. Add masks of the same names, as PNG"),
+    ],
+)
+def test_files_of_kinds_that_are_not_read_are_named(source, refused, part, said):
+    """Masks in GIF were said to be missing."""
+    assert said in refused(source(**{part: lambda f, p: Image.fromarray(p).save(f"{f}.gif")}, names=["p0"]))
+
+
 # -- pictures --------------------------------------------------------------------------------------------------------
 
 
@@ -337,10 +349,13 @@ def test_what_was_left_out_or_taken_for_granted_is_said(source, feddp, tmp_path)
     for number in range(4):
         shutil.copy(folder / "north/masks/p0.png", folder / f"north/masks/stray{number}.png")
     (folder / "north/images/readme.txt").touch()
+    (folder / "north/images/p9.webp").write_bytes(b"RIFF")
     code, out, _ = feddp("data", "prepare", "folder", "--source", folder, "--out", tmp_path / "out")
     assert code == 0
-    assert out.splitlines()[:3] == [
+    assert out.splitlines()[:4] == [
         "north: left out, as neither images nor masks: source/north/images/readme.txt",
+        "north: left out, as of kinds that are not read: source/north/images/p9.webp; if they are images, convert them to PNG"
+        " or TIFF",
         "north: 4 file(s) in masks/ are of no image, source/north/masks/stray0.png first",
         "north, south: every image counts as a patient; where patients have several, give each a folder, or write split.csv",
     ]

@@ -57,17 +57,20 @@ def by_colour(file: Path, pixels: np.ndarray, colours: Mapping[Colour, int]) -> 
     """Returns a mask (..., H, W) of the nearest declared colour, or black, of each pixel (..., H, W, 3).
 
     Raises:
-        BadFile: a pixel is farther than CLOSE from all of them, or an area, or a thin or small structure, farther than SAME.
-            Names `file`.
+        BadFile: a pixel is farther than CLOSE from all of them, or an area, or a thin or small structure, farther than SAME;
+            or, in a mask of few colours, one is nearly black besides black. Names `file`.
     """
     known = {BLACK: 0, **colours}
     seen, places = np.unique(pixels.reshape(-1, 3), axis=0, return_inverse=True)
     apart = np.linalg.norm(seen[:, None].astype(float) - np.array(list(known), float)[None], axis=2)
     least = apart.min(axis=1)
-    if (least > SAME).any():
+    other = least > SAME
+    if len(seen) <= KINDS and not seen[0].any():  # beside true black, and without JPEG's blends, black is no other colour
+        other |= (apart.argmin(axis=1) == 0) & (least > 0)
+    if other.any():
         codes = places.reshape(pixels.shape[:-1]) + (1 if seen[0].any() else 0)  # black, the first if it is there, is 0
         areas = np.bincount(codes[_is_alone(codes)] - codes.min(), minlength=len(seen)) >= ALONE
-        odd = areas & (least > SAME)
+        odd = areas & other
         if odd.any() or least.max() > CLOSE:
             red, green, blue = seen[np.where(odd, least, 0).argmax() if odd.any() else least.argmax()]
             what = f"has the colour {red},{green},{blue}, which is of no class"

@@ -115,7 +115,8 @@ def _site(tree: Source, name: str, top: str, classes: Sequence[str]) -> SourceSi
     if refused := [*images.refused, *masks.refused]:
         raise refused[0]
     if not images.entries:
-        raise InputError(f"{tree.path}: {top}/images holds no image of a known format. {LAYOUT}.")
+        remedy = f"Convert {some(images.unread, 3)} to PNG, TIFF, NIfTI or DICOM" if images.unread else LAYOUT
+        raise InputError(f"{tree.path}: {top}/images holds no image of a known format. {remedy}.")
     if {entry.kind == PICTURE for entry in images.entries} == {True, False}:
         raise InputError(f"{tree.path}: {top}/images holds both pictures and volumes. Prepare them as two sources.")
     return SourceSite(name, top, images, masks, *truths_of(tree, images, masks, classes))
@@ -224,8 +225,11 @@ class Noticed:
 
 
 def _notes(site: SourceSite, given: bool) -> Iterator[str]:
-    if others := [*site.images.others, *site.masks.others]:
+    unread = [*site.images.unread, *site.masks.unread]
+    if others := {*site.images.others, *site.masks.others} - {*unread}:
         yield f"left out, as neither images nor masks: {some(sorted(others), 3)}"
+    if unread:
+        yield f"left out, as of kinds that are not read: {some(unread, 3)}; if they are images, convert them to PNG or TIFF"
     yield from site.images.notes
     yield from site.masks.notes
     if site.unused:

@@ -42,6 +42,9 @@ def truths_of(tree: Source, images: Found, masks: Found, classes: Sequence[str])
         remedy = "a SEG or RTSTRUCT that refers to the series" if lost[0].kind == DICOM else "masks of the same names"
         what = f"{len(lost)} image(s) have no mask, {lost[0].files[0]} first"
         causes = "".join(f"; {name} {why}" for name, why in [*unplaced.items()][:3])
+        if masks.unread:
+            causes += f"; of kinds that are not read: {some(masks.unread, 3)}"
+            remedy += ", as PNG, TIFF or NIfTI"
         raise InputError(f"{tree.path}: {what}{causes}. Add {remedy}.")
     used = {file for files in truths.values() for file in files}
     unused = [file for entry in masks.entries for file in entry.files if file not in used]
