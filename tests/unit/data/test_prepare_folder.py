@@ -378,6 +378,15 @@ def test_a_class_that_no_mask_holds_is_said(source, feddp, tmp_path):
     assert "clinic: no mask holds tumuor; masks of that class are empty, unless its name or value is another" in out
 
 
+def test_an_outer_class_that_the_inner_one_fills_is_there(source, feddp, tmp_path):
+    """Of nested classes, 2 is also of class 1; of exclusive ones it is not."""
+    folder = source(mask=lambda f, p: Image.fromarray(p * 2).save(f"{f}.png"), names=["p0"])
+    for labels in ("nested", "exclusive"):
+        options = ("--source", folder, "--out", tmp_path / labels, "--classes", "disc,cup", "--labels", labels)
+        _, out, _ = feddp("data", "prepare", "folder", *options)
+        assert ("no mask holds disc" in out) == (labels == "exclusive")
+
+
 def test_a_series_without_a_mask_is_told_which_kind_it_needs(refused, tmp_path):
     series(tmp_path / "source/clinic/images/anna")
     assert "1 image(s) have no mask, source/clinic/images/anna/1.dcm first. Add a SEG or" in refused(tmp_path / "source")

@@ -91,7 +91,11 @@ def prepare(source: Path, out: Path, size: int | None, seed: int, split: str | N
         }
         seen = Noticed()
         write_site(out / site.name, metadata, _samples(tree, site, patients, words, metadata, size, options, seen))
-        told = (_notes(site, bool(given[site.name])), _too_few(split, {*words.values()}), seen.notes(options.classes))
+        told = (
+            _notes(site, bool(given[site.name])),
+            _too_few(split, {*words.values()}),
+            seen.notes(options.classes, metadata["labels"]),
+        )
         for note in chain(*told):
             notes.setdefault(note, []).append(site.name)
     return [f"{', '.join(names)}: {note}" for note, names in notes.items()]
@@ -199,8 +203,9 @@ class Noticed:
     def preparation(self, window: Window | None, size: int | None) -> Preparation:
         return Preparation(next(iter(self.axes)) if len(self.axes) == 1 else "", window, self.stretched, size)
 
-    def notes(self, classes: Sequence[str]) -> Iterator[str]:
-        if absent := [name for value, name in enumerate(classes, 1) if value not in self.values]:
+    def notes(self, classes: Sequence[str], labels: str) -> Iterator[str]:
+        held = self.values if labels == "exclusive" else range(max(self.values, default=0) + 1)
+        if absent := [name for value, name in enumerate(classes, 1) if value not in held]:
             yield f"no mask holds {some(absent, 3)}; masks of that class are empty, unless its name or value is another"
         for what in sorted({what for what, _ in self.read}):
             files = {file: count for (each, file), count in self.read.items() if each == what}
