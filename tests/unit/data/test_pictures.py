@@ -308,7 +308,9 @@ def test_colours_of_16_bits_are_those_of_8(tmp_path):
 def test_fractions_are_no_colours(tmp_path):
     """0.5 became 0, and a mask of fractions was empty."""
     tifffile.imwrite(tmp_path / "a.tif", np.dstack([DRAWN / 510, 0 * DRAWN, 0 * DRAWN]).astype("f4"), photometric="rgb")
-    with pytest.raises(BadFile, match=r"has colours up to 0.5. Save its colours with 8 or 16 bits"):
+    with pytest.raises(
+        BadFile, match=r"has colours up to 0.5, which are not whole numbers of 0 to 255. Save its colours with 8 or 16 bits"
+    ):
         read(tmp_path, "a.tif", read_colours)
 
 

@@ -435,6 +435,8 @@ def test_an_orientation_of_one_of_both_is_refused_unless_the_sizes_decide(source
     shutil.rmtree(tmp_path / "source")
     assert "p0.tif: has the orientation 4 in its file, and its image 1" in refused(source(mask=oriented(4)))
     shutil.rmtree(tmp_path / "source")
+    assert "p0.tif: has the orientation 3 in its file, and its image 6" in refused(source(image=oriented(6), mask=oriented(3)))
+    shutil.rmtree(tmp_path / "source")
     turned = source(image=oriented(6, "png"), mask=lambda f, p: Image.fromarray(np.rot90(p) * 255).save(f"{f}.png"))
     said = refused(turned)
     assert "p0.png: has 12 x 10 pixels, but its image 10 x 12: viewers show its image turned by its orientation tag, 6" in said

@@ -100,7 +100,13 @@ def read_colours(tree: Source, name: str) -> Stored:
     if values.dtype == np.uint16 and values.max(initial=0) > 255:
         values = values >> 8
     if values.max(initial=0) > 255 or values.min(initial=0) < 0 or np.mod(values, 1).any():
-        raise BadFile(Problem(file, f"has colours up to {values.max():.7g}", "Save its colours with 8 or 16 bits"))
+        raise BadFile(
+            Problem(
+                file,
+                f"has colours up to {values.max():.7g}, which are not whole numbers of 0 to 255",
+                "Save its colours with 8 or 16 bits",
+            )
+        )
     return Stored(values.astype(np.uint8), orientation=stored.orientation)
 
 

@@ -133,10 +133,10 @@ def _values(tree: Source, entry: FoundImage, scan: Scan, truth: str, options: Fo
 def _require_alike(file: Path, image: int, mask: int, shape: tuple[int, ...]) -> None:
     """Raises BadFile if viewers turn an image and its mask differently, so that nobody knows which pixels belong together.
 
-    The pixels of both are taken as they are stored. Quarter turns of an image (H, W) that is no square are left to the check
-    of the sizes.
+    The pixels of both are taken as they are stored. A quarter turn of one alone, of an image (H, W) that is no square, is left
+    to the check of the sizes.
     """
-    quarter = (image in QUARTERS) != (mask in QUARTERS)
+    quarter = min(image, mask) == 1 and max(image, mask) in QUARTERS
     if image != mask and not (quarter and shape[0] != shape[1]):
         what = f"has the orientation {mask} in its file, and its image {image}, so one is shown turned and the other is not"
         remedy = "Save both turned as they belong, without an orientation"
