@@ -172,11 +172,11 @@ def require_scans(file: Path, content: bytes) -> None:
         raise BadFile(Problem(file, f"has {scans} scans; the limit is {JPEG_SCANS}", "Save it again"))
 
 
-def _open(file: Path, within: Path) -> Image.Image:
+def _open(file: Path, within: Path) -> Picture:
     """Returns the decoded image; raises BadFile if the file is missing or incomplete."""
     try:
         with opened(file, IMAGE_BYTES, within) as stream:
-            return decode(stream, ("PNG",), file, "Write it again as PNG").image
+            return decode(stream, ("PNG",), file, "Write it again as PNG")
     except FileNotFoundError:
         raise BadFile(Problem(file, "is missing", "Add it, or remove its line from split.csv")) from None
 
@@ -190,7 +190,7 @@ def read_image(file: Path, channels: int, within: Path, network: bool = False) -
     Raises:
         BadFile: the file is missing, unreadable or too large, has other channels, or is a link out of the folder `within`.
     """
-    image = _open(file, within)
+    image = _open(file, within).image
     if image.mode != MODES[channels]:
         actual = f"{len(image.getbands())} channel(s) (PNG mode {image.mode})"
         wanted, more = ("the network expects", "") if network else ("dataset.json has", ", or correct dataset.json")
@@ -223,9 +223,11 @@ def read_mask(file: Path, classes: int, within: Path) -> np.ndarray:
     Raises:
         BadFile: as `read_image`, or the mask is not one 8-bit channel, or has a value out of range.
     """
-    mask = _open(file, within)
-    if mask.mode not in ("L", "P"):  # P: the indices of the palette are the values
-        actual = f"has {len(mask.getbands())} channel(s) (PNG mode {mask.mode})"
+    picture = _open(file, within)
+    mask, few = picture.image, picture.bits < 8
+    # P: the indices of the palette are the values; grey values of few bits would be read as others
+    if mask.mode != "P" and (mask.mode != "L" or few):
+        actual = f"has {len(mask.getbands())} channel(s){f' of {picture.bits} bits' if few else ''} (PNG mode {mask.mode})"
         raise BadFile(Problem(file, actual, "Save a mask as one 8-bit channel"))
     values = np.asarray(mask)
     if values.max(initial=0) > classes:
