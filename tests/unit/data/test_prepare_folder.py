@@ -507,7 +507,10 @@ def test_indices_of_a_palette_are_no_grey_levels(source, refused, prepare, grey)
     if grey:
         assert (png(prepare(folder), "p0", "masks") == BOX).all()
     else:
-        assert "has colours, and none is declared" in refused(folder)
+        said = refused(folder)
+        assert "has colours, and none is declared" in said
+        assert said.strip().endswith("; where all above 0 is foreground, give --threshold 0.")
+        assert (png(prepare(folder, "--threshold", 0), "p0", "masks") == BOX).all()
 
 
 # -- names and copies ------------------------------------------------------------------------------------------------

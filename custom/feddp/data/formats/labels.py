@@ -124,10 +124,10 @@ def _require_two_levels(file: Path, values: np.ndarray, above: float) -> None:
         return
     drawn = int((values > top / 8).sum())
     flat, counts = np.unique(values[_is_flat(values)], return_counts=True)
-    bright, kinds = flat > above, len(np.unique(values))
+    bright, is_drawn = flat > above, len(np.unique(values)) <= KINDS
     levels = 0
     # JPEG keeps a level as one value or some that are close; of a mask of few values, dark ones that are close are labels
-    for side, close in ((bright, top / 32), (~bright, top / 64 if kinds > KINDS else 0.0)):
+    for side, close in ((bright, top / 32), (~bright, 0.0 if is_drawn else top / 64)):
         if side.any():
             level = float(flat[side][counts[side].argmax()])
             levels += counts[side & (np.abs(flat - level) <= close)].sum()

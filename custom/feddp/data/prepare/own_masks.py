@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from feddp.data.formats.find import DICOM, NIFTI, Found, FoundImage
-from feddp.data.formats.labels import GIVE_COLOURS, by_colour, by_value, in_one, require_nested
+from feddp.data.formats.labels import ALL_ABOVE, GIVE_COLOURS, by_colour, by_value, in_one, require_nested
 from feddp.data.formats.scan import Scan
 from feddp.data.pixels import QUARTERS
 from feddp.data.prepare.folder_options import FolderOptions
@@ -152,9 +152,10 @@ def _picture(tree: Source, truth: str, file: Path, options: FolderOptions, class
         return by_colour(file, drawn.values, options.colours), drawn.orientation
     drawn = read_labels(tree, truth)
     values = drawn.values
-    if drawn.palette is not None and values.max(initial=0) > classes:
-        values = drawn.colours  # the indices of grey levels are no levels
+    # the indices of grey levels are no levels, but of all above 0, the threshold takes each alike
+    if drawn.palette is not None and values.max(initial=0) > classes and options.threshold != 0:
+        values = drawn.colours
     if values.ndim == 3 and (values != values[..., :1]).any():
-        what = "has colours, and none is declared"
-        raise BadFile(Problem(file, what, GIVE_COLOURS))
+        remedy = GIVE_COLOURS if drawn.palette is None or classes > 1 else f"{GIVE_COLOURS}; {ALL_ABOVE}"
+        raise BadFile(Problem(file, "has colours, and none is declared", remedy))
     return by_value(file, values[..., 0] if values.ndim == 3 else values, classes, options.threshold), drawn.orientation
