@@ -108,6 +108,8 @@ LABELS = {
     "thin beside flat": beside(96, 2, 80, 120),
     "a lesion of 9 pixels": beside(96, 3, 3, 120),
     "a lesion beside a large organ": beside(512, 30, 30, 100),
+    "a lesion that touches the organ": np.pad(np.full((32, 32), 255, np.uint8), ((8, 24), (8, 24)))
+    + np.pad(np.full((10, 3), 100, np.uint8), ((20, 34), (40, 21))),
     "thin and dark": thin([20, 255], 2),
     "thin, in a volume": np.stack([thin([0, 0], 2), thin([100, 255], 2)]).astype(np.float32),
     "a distance": (FAR / FAR.max() * 255).astype(np.uint8),
