@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from feddp.data.description import SPLITS, Row
-from feddp.data.pixels import border_of
+from feddp.data.pixels import is_around
 from feddp.errors import Problem
 from feddp.reading import counted
 
@@ -75,8 +75,7 @@ class Contents:
             drawn = int(counts[value:].sum() if self.labels == "nested" else counts[value])
             tally.drawn[name] += drawn
             tally.shown[name] += drawn > 0
-            if 2 * drawn > mask.size:
-                tally.around[name] += _surrounds(mask >= value if self.labels == "nested" else mask == value)
+            tally.around[name] += is_around(mask >= value if self.labels == "nested" else mask == value)
         self._masks.add(_digest(mask))
         if np.ptp(image, axis=(0, 1)).max() <= SAME:
             tally.flat += 1
@@ -173,11 +172,6 @@ def _which(splits: list[str], tallies: Mapping[str, Tally]) -> str:
 
 def _more(found: list[str] | list[tuple[str, str]]) -> str:
     return f" (and {len(found) - 1} more alike)" if len(found) > 1 else ""
-
-
-def _surrounds(drawn: np.ndarray) -> bool:
-    """Whether a class, bool (H, W), covers more than half of the image's border."""
-    return bool(2 * border_of(drawn).mean() > 1)
 
 
 def _digest(array: np.ndarray) -> bytes:

@@ -157,6 +157,11 @@ def border_of(pixels: np.ndarray) -> np.ndarray:
     return np.concatenate([pixels[0], pixels[-1], pixels[1:-1, 0], pixels[1:-1, -1]])
 
 
+def is_around(drawn: np.ndarray) -> bool:
+    """Whether a class, bool (H, W), covers more than half of an image and of its border, as the background does."""
+    return bool(2 * drawn.mean() > 1 and 2 * border_of(drawn).mean() > 1)
+
+
 def _png_bits(stream: IO[bytes]) -> int:
     """Returns the bits of a value in the header of a PNG, the byte behind the width and the height."""
     here = stream.tell()

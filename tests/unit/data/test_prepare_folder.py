@@ -378,6 +378,17 @@ def test_a_class_that_no_mask_holds_is_said(source, feddp, tmp_path):
     assert "clinic: no mask holds tumuor; masks of that class are empty, unless its name or value is another" in out
 
 
+@pytest.mark.parametrize("classes", ["polyp", "disc,cup"])
+def test_masks_that_may_be_inverted_are_said_unless_one_is_not(source, feddp, tmp_path, classes):
+    folder = source(mask=lambda f, p: Image.fromarray((1 - p) * (255 if classes == "polyp" else 1)).save(f"{f}.png"))
+    said = "clinic: in every mask, the classes cover more than half of the image and of its border"
+    for out in ("inverted", "one is not"):
+        code, text, err = feddp("data", "prepare", "folder", "--source", folder, "--out", tmp_path / out, "--classes", classes)
+        assert code == 0, err
+        assert (said in text) == (out == "inverted")
+        Image.fromarray(BOX).save(folder / "clinic/masks/p3.png")
+
+
 def test_an_outer_class_that_the_inner_one_fills_is_there(source, feddp, tmp_path):
     """Of nested classes, 2 is also of class 1; of exclusive ones it is not."""
     folder = source(mask=lambda f, p: Image.fromarray(p * 2).save(f"{f}.png"), names=["p0"])
