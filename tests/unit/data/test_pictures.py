@@ -145,6 +145,12 @@ CYAN = RNG.integers(0, 256, (12, 10, 4), np.uint8)
 OTHER = {
     "CMYK of 16 bits": (CYAN.astype("u2") * 257, {"photometric": "separated"}, "in CMYK of 16 bits"),
     "inks": (CYAN, {"photometric": "separated", "extratags": [(332, "H", 1, 2, True)]}, "in other inks than CMYK"),
+    "CMYK with transparency": (
+        np.dstack([CYAN, WHITE]),
+        {"photometric": "separated", "extrasamples": ["unassalpha"]},
+        "in CMYK of a kind that is not read",
+    ),
+    "signed CMYK": ((CYAN // 2).astype("i1"), {"photometric": "separated"}, "in CMYK of a kind that is not read"),
     "Lab of 16 bits": (COLOUR.astype("u2"), {"photometric": "cielab"}, "in CIELab of 16 bits"),
     "ICC Lab": (COLOUR, {"photometric": "icclab"}, "of the kind ICCLAB"),
     "YCbCr of 16 bits": (COLOUR.astype("u2"), {"photometric": "ycbcr"}, "in YCbCr of 16 bits"),
