@@ -29,7 +29,7 @@ _INNER = (
 )
 _OF_PYTHON = re.compile(
     r"object|None|=(True|False)\b|<[A-Za-z_]|__|\w\(\)|\w=|\bb['\"]|'b'|numpy|dtype|tuple|ufunc|operand|literal|float:"
-    r"|argument|array|unpack|buffer|attribute"
+    r"|argument|array|unpack|buffer|attribute|reshape|decoder error|returned [A-Z]"
 )
 _REASONS = {errno.ELOOP: "is a loop of links", errno.ENAMETOOLONG: "has too long a name"}
 

@@ -147,8 +147,12 @@ def test_a_strip_that_unpacks_to_more_than_the_picture_is_refused(folder):
     error, grown = reading(folder)
     assert "a.tif: unpacks to more than the 384 bytes of a part" in error
     assert grown < 60
-    (folder / "a.tif").write_bytes(tiff({259: (32773,)}, b"\x81\0" * 99))
-    assert "is compressed by PACKBITS. Save it uncompressed" in reading(folder)[0]
+    (folder / "a.tif").write_bytes(tiff({259: (32773,)}, b"\x81\0" * (200 * 2**20 // 128)))  # PackBits, 128 bytes each
+    error, grown = reading(folder)
+    assert "a.tif: is not a readable image (its content is damaged)" in error
+    assert grown < 60
+    (folder / "a.tif").write_bytes(tiff({259: (34925,)}, bytes(9)))
+    assert "is compressed by LZMA. Save it uncompressed, or compressed by deflate or LZW" in reading(folder)[0]
 
 
 @pytest.mark.parametrize("samples", [1, 3])

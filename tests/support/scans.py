@@ -151,9 +151,24 @@ def enhanced(file: Path, images: Sequence[Dataset], order: Sequence[int]) -> Dat
 
 def deep_png(file: Path, pixels: np.ndarray) -> None:
     """Writes uint16 pixels (H, W, channels) as a PNG of 16 bits: grey with transparency (2), RGB (3) or RGBA (4)."""
-    height, width, channels = pixels.shape
-    lines = b"".join(b"\0" + line.astype(">u2").tobytes() for line in pixels)  # 0: no filter
-    header = struct.pack(">IIBBBBB", width, height, 16, {2: 4, 3: 2, 4: 6}[channels], 0, 0, 0)
+    rows = [line.astype(">u2").tobytes() for line in pixels]
+    _png(file, pixels.shape, 16, {2: 4, 3: 2, 4: 6}[pixels.shape[2]], rows)
+
+
+def shallow_png(file: Path, values: np.ndarray, bits: int) -> None:
+    """Writes grey values (H, W) as a PNG of 2 or 4 bits."""
+    _png(file, values.shape, bits, 0, packed_rows(values, bits))
+
+
+def packed_rows(values: np.ndarray, bits: int) -> list[bytes]:
+    """Returns the rows of values (H, W) of so many bits, without gaps between them."""
+    digits = np.unpackbits(values.astype(np.uint8)[..., None], axis=-1)[..., 8 - bits :]
+    return [np.packbits(row).tobytes() for row in digits.reshape(len(values), -1)]
+
+
+def _png(file: Path, shape: tuple[int, ...], bits: int, kind: int, rows: list[bytes]) -> None:
+    lines = b"".join(b"\0" + row for row in rows)  # 0: no filter
+    header = struct.pack(">IIBBBBB", shape[1], shape[0], bits, kind, 0, 0, 0)
     parts = [(b"IHDR", header), (b"IDAT", zlib.compress(lines)), (b"IEND", b"")]
     packed = [struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts]
     file.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(packed))

@@ -13,10 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from feddp.data.description import SPLITS, Row
+from feddp.data.pixels import is_around
 from feddp.errors import Problem
 from feddp.reading import counted
 
 LOOK = "Look at some of them, and prepare the folder again, or leave the site out"
+SAME = 3  # of 255: the values of a colour in an image of one colour; JPEG and noise leave so much of it
 FEW = "its scores over these images are withheld, so it has no part in the choice of the best round"
 
 
@@ -28,7 +30,7 @@ class Tally:
         empty, full: masks without a pixel of a class, and without a pixel of the background.
         shown, drawn: {class: images that show it}, {class: its pixels in all images}.
         around: {class: images of which it covers more than half, and more than half of the border too}.
-        flat: images of one value; `odd` are those of them whose mask shows a structure.
+        flat: images of one colour; `odd` are those of them whose mask shows a structure.
         copied: images that show nothing but their mask.
         repeated: images that are also in another split, which is named beside.
     """
@@ -73,10 +75,9 @@ class Contents:
             drawn = int(counts[value:].sum() if self.labels == "nested" else counts[value])
             tally.drawn[name] += drawn
             tally.shown[name] += drawn > 0
-            if 2 * drawn > mask.size:
-                tally.around[name] += _surrounds(mask >= value if self.labels == "nested" else mask == value)
+            tally.around[name] += is_around(mask >= value if self.labels == "nested" else mask == value)
         self._masks.add(_digest(mask))
-        if image.min() == image.max():
+        if np.ptp(image, axis=(0, 1)).max() <= SAME:
             tally.flat += 1
             if counts[0] < mask.size:
                 tally.odd.append(row.image)
@@ -148,10 +149,10 @@ class Contents:
         images = sum(tally.images for tally in tallies.values())
         flat = [split for split, tally in tallies.items() if tally.flat == tally.images]
         if flat:
-            yield Problem(folder, f"all{_which(flat, tallies)} images are of one value each, as black ones are", LOOK)
+            yield Problem(folder, f"all{_which(flat, tallies)} images are of one colour each, as black ones are", LOOK)
         odd = [name for split, tally in tallies.items() if split not in flat for name in tally.odd]
         if odd:
-            yield Problem(folder / f"{odd[0]}.png", f"is of one value, but its mask shows a structure{_more(odd)}", LOOK)
+            yield Problem(folder / f"{odd[0]}.png", f"is of one colour, but its mask shows a structure{_more(odd)}", LOOK)
         if len(self._pictures) == 1 and images > 1 and not any(tally.flat for tally in tallies.values()):
             yield Problem(folder, f"all {images} images are the same", LOOK)
             return
@@ -171,12 +172,6 @@ def _which(splits: list[str], tallies: Mapping[str, Tally]) -> str:
 
 def _more(found: list[str] | list[tuple[str, str]]) -> str:
     return f" (and {len(found) - 1} more alike)" if len(found) > 1 else ""
-
-
-def _surrounds(drawn: np.ndarray) -> bool:
-    """Whether a class, bool (H, W), covers more than half of the image's border."""
-    border = np.concatenate([drawn[0], drawn[-1], drawn[1:-1, 0], drawn[1:-1, -1]])
-    return bool(2 * border.sum() > border.size)
 
 
 def _digest(array: np.ndarray) -> bytes:

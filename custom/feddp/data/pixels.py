@@ -30,10 +30,12 @@ class Picture:
 
     Args:
         orientation: TIFF's and EXIF's number of how a viewer turns the stored pixels; 1 if it shows them as they are.
+        bits: of a value of a PNG; 8 of other formats.
     """
 
     image: Image.Image
     orientation: int
+    bits: int = 8
 
 
 def decode(stream: IO[bytes], formats: tuple[str, ...], file: Path, remedy: str) -> Picture:
@@ -52,8 +54,9 @@ def decode(stream: IO[bytes], formats: tuple[str, ...], file: Path, remedy: str)
         # a camera's JPEG may hold previews behind its picture (MPO). The number is not counted: in a TIFF this takes hours
         if image.format != "MPO" and getattr(image, "is_animated", False):
             raise BadFile(Problem(file, "holds several pictures", "Save one picture per file"))
+        bits = _png_bits(stream) if image.format == "PNG" else 8
         if image.format == "PNG":
-            _require_whole_values(image, _png_bits(stream), file)
+            _require_whole_values(image, bits, file)
         if image.format == "BMP":
             _require_plain_bmp(image, stream, file)
         if image.format in ("JPEG", "MPO"):
@@ -63,7 +66,7 @@ def decode(stream: IO[bytes], formats: tuple[str, ...], file: Path, remedy: str)
             stream.seek(here)
         if image.format != "TIFF":
             image.load()
-            return Picture(image, _orientation(image))
+            return Picture(image, _orientation(image), bits)
         orientation = _orientation(image)
         image.load()  # turns a TIFF, and only that
         return Picture(image.transpose(_BACK[orientation]) if orientation in _BACK else image, orientation)
@@ -149,6 +152,16 @@ def require_drawn(file: Path, values: np.ndarray, alpha: np.ndarray | None) -> N
         raise BadFile(Problem(file, what, remedy))
 
 
+def border_of(pixels: np.ndarray) -> np.ndarray:
+    """Returns the pixels (N, ...) along the border of an image (H, W, ...)."""
+    return np.concatenate([pixels[0], pixels[-1], pixels[1:-1, 0], pixels[1:-1, -1]])
+
+
+def is_around(drawn: np.ndarray) -> bool:
+    """Whether a class, bool (H, W), covers more than half of an image and of its border, as the background does."""
+    return bool(2 * drawn.mean() > 1 and 2 * border_of(drawn).mean() > 1)
+
+
 def _png_bits(stream: IO[bytes]) -> int:
     """Returns the bits of a value in the header of a PNG, the byte behind the width and the height."""
     here = stream.tell()
@@ -164,11 +177,11 @@ def require_scans(file: Path, content: bytes) -> None:
         raise BadFile(Problem(file, f"has {scans} scans; the limit is {JPEG_SCANS}", "Save it again"))
 
 
-def _open(file: Path, within: Path) -> Image.Image:
+def _open(file: Path, within: Path) -> Picture:
     """Returns the decoded image; raises BadFile if the file is missing or incomplete."""
     try:
         with opened(file, IMAGE_BYTES, within) as stream:
-            return decode(stream, ("PNG",), file, "Write it again as PNG").image
+            return decode(stream, ("PNG",), file, "Write it again as PNG")
     except FileNotFoundError:
         raise BadFile(Problem(file, "is missing", "Add it, or remove its line from split.csv")) from None
 
@@ -182,7 +195,7 @@ def read_image(file: Path, channels: int, within: Path, network: bool = False) -
     Raises:
         BadFile: the file is missing, unreadable or too large, has other channels, or is a link out of the folder `within`.
     """
-    image = _open(file, within)
+    image = _open(file, within).image
     if image.mode != MODES[channels]:
         actual = f"{len(image.getbands())} channel(s) (PNG mode {image.mode})"
         wanted, more = ("the network expects", "") if network else ("dataset.json has", ", or correct dataset.json")
@@ -215,9 +228,11 @@ def read_mask(file: Path, classes: int, within: Path) -> np.ndarray:
     Raises:
         BadFile: as `read_image`, or the mask is not one 8-bit channel, or has a value out of range.
     """
-    mask = _open(file, within)
-    if mask.mode not in ("L", "P"):  # P: the indices of the palette are the values
-        actual = f"has {len(mask.getbands())} channel(s) (PNG mode {mask.mode})"
+    picture = _open(file, within)
+    mask, few = picture.image, picture.bits < 8
+    # P: the indices of the palette are the values; grey values of few bits would be read as others
+    if mask.mode != "P" and (mask.mode != "L" or few):
+        actual = f"has {len(mask.getbands())} channel(s){f' of {picture.bits} bits' if few else ''} (PNG mode {mask.mode})"
         raise BadFile(Problem(file, actual, "Save a mask as one 8-bit channel"))
     values = np.asarray(mask)
     if values.max(initial=0) > classes:

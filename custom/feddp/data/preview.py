@@ -17,6 +17,7 @@ from feddp.data.description import Row
 from feddp.data.folder import SiteFolder, find_sites
 from feddp.data.formats.write import COLOURS
 from feddp.data.pixels import read_image, read_mask
+from feddp.errors import BadFile
 from feddp.files import replacing
 
 NAME = "preview.html"
@@ -53,7 +54,10 @@ def write_preview(root: Path) -> Path:
 
 def _section(site: SiteFolder) -> str:
     legend = "".join(f'<b style="border-color: {_hex(c)}"></b>{escape(name)} ' for c, name in enumerate(site.classes))
-    figures = "".join(_figure(site, row) for row in _chosen(site))
+    try:
+        figures = "".join(_figure(site, row) for row in _chosen(site))
+    except BadFile as error:  # of a site that was there before, and has nothing to do with what was prepared
+        figures = f"<p>Not shown. {escape(str(error))}</p>"
     count = f"{len(site.rows)} images, {site.labels} classes"
     return f"<h2>{escape(site.site)}</h2>\n<p>{count}: {legend}</p>\n<div>{figures}</div>\n"
 

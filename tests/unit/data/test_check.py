@@ -14,7 +14,7 @@ from feddp.data.check import check
 from feddp.data.folder import write_site
 from feddp.data.names import site_problem
 from feddp.errors import InputError
-from support.scans import deep_png
+from support.scans import deep_png, shallow_png
 
 REQUIRED = {"name": "toy", "channels": 3, "classes": ["tumour"], "labels": "nested"}
 LINES = ["i0,p0,train", "i1,p0,train", "i2,p1,val", "i3,p2,test"]
@@ -65,6 +65,11 @@ PROBLEMS = {
         lambda s: Image.fromarray(np.ones((6, 8), np.uint16)).save(s / "masks/i3.png"),
         "masks/i3.png",
         "(PNG mode I;16)",
+    ),
+    "a mask of 2 bits": (
+        lambda s: shallow_png(s / "masks/i3.png", np.ones((6, 8), np.uint8), 2),
+        "masks/i3.png",
+        "has 1 channel(s) of 2 bits",
     ),
     "patient in two splits, once with a blank": (
         lambda s: split(s, ["i0,p0,train", "i1,p0 ,val", *LINES[2:]]),

@@ -92,18 +92,28 @@ ODD = {
     "all images are black": (
         {"image": lambda n: NONE},
         "images",
-        "all images are of one value each, as black ones are",
+        "all images are of one colour each, as black ones are",
     ),
-    "grey, each another": ({"image": lambda n: NONE + n}, "images", "all images are of one value each, as black ones are"),
+    "grey, each another": ({"image": lambda n: NONE + n}, "images", "all images are of one colour each, as black ones are"),
+    "black with a little noise": (
+        {"image": lambda n: noise(n) % 4},
+        "images",
+        "all images are of one colour each, as black ones are",
+    ),
+    "red": (
+        {"image": lambda n: np.full((8, 8, 3), (200, 0, 9), np.uint8), "channels": 3},
+        "images",
+        "all images are of one colour each, as black ones are",
+    ),
     "black in a split": (
         {"image": of("val", NONE, noise)},
         "images",
-        "all val images are of one value each, as black ones are",
+        "all val images are of one colour each, as black ones are",
     ),
     "black where a structure is drawn": (
         {"image": lambda n: NONE if n in (3, 9) else noise(n)},
         "images/i3.png",
-        "is of one value, but its mask shows a structure (and 1 more alike)",
+        "is of one colour, but its mask shows a structure (and 1 more alike)",
     ),
     "the same image everywhere": ({"image": lambda n: noise(0)}, "images", "all 15 images are the same"),
     "images that are masks": (

@@ -11,6 +11,7 @@ from feddp.data.formats.pictures import read_colours, read_labels, read_picture
 from feddp.data.prepare.source import Source
 from feddp.errors import BadFile
 from feddp.reading import told
+from support.scans import packed_rows, shallow_png
 
 RNG = np.random.default_rng(0)
 GREY = RNG.integers(0, 256, (12, 10), np.uint8)
@@ -114,12 +115,42 @@ def test_an_image_that_shows_everything_by_transparency_is_refused_and_others_lo
         read(tmp_path, "a.png")
 
 
+# -- values of few bits ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+@pytest.mark.parametrize("ending", ["png", "tif"])
+def test_labels_of_few_bits_are_those_stored_and_their_grey_levels_reach_255(tmp_path, bits, ending):
+    """Pillow makes 85 or 17 of a label 1; 3 of 2 bits and 15 of 4 bits are white."""
+
+    def write(values):
+        shallow_png(tmp_path / "a.png", values, bits)
+        rows = np.frombuffer(b"".join(packed_rows(values, bits)), np.uint8).reshape(len(values), -1)
+        tifffile.imwrite(tmp_path / "a.tif", rows, metadata=None)
+        with tifffile.TiffFile(tmp_path / "a.tif", mode="r+") as tiff:
+            tiff.pages[0].tags["BitsPerSample"].overwrite(bits)
+            tiff.pages[0].tags["ImageWidth"].overwrite(values.shape[1])
+
+    labels = DRAWN // 255 + (np.arange(10) > 6)
+    write(labels)
+    assert (read(tmp_path, f"a.{ending}", read_labels) == labels).all()
+    assert (read(tmp_path, f"a.{ending}") == labels * (255 // (2**bits - 1))).all()
+    write(DRAWN // 255 * (2**bits - 1))
+    assert (read_labels(Source(tmp_path), f"{tmp_path.name}/a.{ending}").colours == DRAWN).all()
+
+
 # -- what a TIFF's header says -----------------------------------------------------------------------------------------
 
 CYAN = RNG.integers(0, 256, (12, 10, 4), np.uint8)
 OTHER = {
     "CMYK of 16 bits": (CYAN.astype("u2") * 257, {"photometric": "separated"}, "in CMYK of 16 bits"),
     "inks": (CYAN, {"photometric": "separated", "extratags": [(332, "H", 1, 2, True)]}, "in other inks than CMYK"),
+    "CMYK with transparency": (
+        np.dstack([CYAN, WHITE]),
+        {"photometric": "separated", "extrasamples": ["unassalpha"]},
+        "in CMYK of a kind that is not read",
+    ),
+    "signed CMYK": ((CYAN // 2).astype("i1"), {"photometric": "separated"}, "in CMYK of a kind that is not read"),
     "Lab of 16 bits": (COLOUR.astype("u2"), {"photometric": "cielab"}, "in CIELab of 16 bits"),
     "ICC Lab": (COLOUR, {"photometric": "icclab"}, "of the kind ICCLAB"),
     "YCbCr of 16 bits": (COLOUR.astype("u2"), {"photometric": "ycbcr"}, "in YCbCr of 16 bits"),
@@ -147,6 +178,37 @@ def test_planes_and_white_as_0_are_read(tmp_path, depth):
     assert (read(tmp_path, "a.tif") == values).all()
     tifffile.imwrite(tmp_path / "a.tif", most - values[..., 0], photometric="miniswhite", compression="deflate")
     assert (read(tmp_path, "a.tif") == values[..., 0]).all()
+
+
+@pytest.mark.parametrize("depth", ["?", "u1", "u2"])
+def test_a_mask_with_white_as_0_is_as_shown_unless_it_shows_a_white_background(tmp_path, depth):
+    """ImageJ writes its masks so, with 255 for the structure, which is then shown as black: it was the background."""
+    shown = (DRAWN > 0).astype(depth)
+    shown = shown if depth == "?" else shown * np.iinfo(depth).max
+    tifffile.imwrite(tmp_path / "a.tif", ~shown, photometric="miniswhite")
+    assert ((read(tmp_path, "a.tif", read_labels) > 0) == (DRAWN > 0)).all()
+    tifffile.imwrite(tmp_path / "a.tif", shown, photometric="miniswhite")
+    with pytest.raises(
+        BadFile, match=r"has white as 0, and most of its border is white, so which is the background is not known"
+    ):
+        read(tmp_path, "a.tif", read_labels)
+
+
+@pytest.mark.parametrize(
+    "packed", [{"compression": "lzw"}, {"compression": "lzw", "predictor": True}, {"compression": "packbits"}]
+)
+def test_what_pillow_would_cut_is_read_from_lzw_and_packbits(tmp_path, packed):
+    """Values of 16 bits in colour, and signed ones, which tifffile decodes; a part that is cut off is refused."""
+    deep, signed = COLOUR.astype("u2") * 200, (GREY // 2 - 60.0).astype("i1")
+    tifffile.imwrite(tmp_path / "a.tif", deep, photometric="rgb", rowsperstrip=5, **packed)
+    assert (read(tmp_path, "a.tif") == deep).all()
+    tifffile.imwrite(tmp_path / "a.tif", signed, tile=(16, 16), **packed)
+    assert (read(tmp_path, "a.tif") == signed).all()
+    with tifffile.TiffFile(tmp_path / "a.tif", mode="r+") as tiff:
+        count = tiff.pages[0].tags["TileByteCounts"]
+        count.overwrite(count.value[0] // 2)
+    with pytest.raises(BadFile, match=r"is not a readable image .its content is damaged"):
+        read(tmp_path, "a.tif")
 
 
 def by_imagej(file):
@@ -249,6 +311,15 @@ def test_colours_of_16_bits_are_those_of_8(tmp_path):
     assert (read(tmp_path, "a.tif", read_colours) == half).all()
 
 
+def test_fractions_are_no_colours(tmp_path):
+    """0.5 became 0, and a mask of fractions was empty."""
+    tifffile.imwrite(tmp_path / "a.tif", np.dstack([DRAWN / 510, 0 * DRAWN, 0 * DRAWN]).astype("f4"), photometric="rgb")
+    with pytest.raises(
+        BadFile, match=r"has colours up to 0.5, which are not whole numbers of 0 to 255. Save its colours with 8 or 16 bits"
+    ):
+        read(tmp_path, "a.tif", read_colours)
+
+
 # -- BMP -------------------------------------------------------------------------------------------------------------
 
 
@@ -298,6 +369,9 @@ def test_the_fourth_channel_of_a_bmp_is_not_left_out(tmp_path):
         ValueError("<TiffPage 0 @8> invalid"),
         struct.error("unpack requires a buffer of 8 bytes"),
         OSError(""),
+        OSError("decoder error -2"),
+        ValueError("corrupted tile cannot be reshaped from (9,) to (1, 8, 8, 1)"),
+        ValueError("imcd_lzw_decode returned IMCD_LZW_INVALID"),
     ],
 )
 def test_messages_have_no_words_of_python(error):

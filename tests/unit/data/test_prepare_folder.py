@@ -76,6 +76,18 @@ def table(site):
         return list(csv.DictReader(stream))
 
 
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ("image", "holds no image of a known format. Convert source/clinic/images/p0.gif to PNG"),
+        ("mask", "first; of kinds that are not read: source/clinic/masks/p0.gif. Add masks of the same names, as PNG"),
+    ],
+)
+def test_files_of_kinds_that_are_not_read_are_named(source, refused, part, said):
+    """Masks in GIF were said to be missing."""
+    assert said in refused(source(**{part: lambda f, p: Image.fromarray(p).save(f"{f}.gif")}, names=["p0"]))
+
+
 # -- pictures --------------------------------------------------------------------------------------------------------
 
 
@@ -337,10 +349,13 @@ def test_what_was_left_out_or_taken_for_granted_is_said(source, feddp, tmp_path)
     for number in range(4):
         shutil.copy(folder / "north/masks/p0.png", folder / f"north/masks/stray{number}.png")
     (folder / "north/images/readme.txt").touch()
+    (folder / "north/images/p9.webp").write_bytes(b"RIFF")
     code, out, _ = feddp("data", "prepare", "folder", "--source", folder, "--out", tmp_path / "out")
     assert code == 0
-    assert out.splitlines()[:3] == [
+    assert out.splitlines()[:4] == [
         "north: left out, as neither images nor masks: source/north/images/readme.txt",
+        "north: left out, as of kinds that are not read: source/north/images/p9.webp; if they are images, convert them to PNG"
+        " or TIFF",
         "north: 4 file(s) in masks/ are of no image, source/north/masks/stray0.png first",
         "north, south: every image counts as a patient; where patients have several, give each a folder, or write split.csv",
     ]
@@ -361,6 +376,26 @@ def test_a_class_that_no_mask_holds_is_said(source, feddp, tmp_path):
     code, out, _ = feddp("data", "prepare", "folder", *options)
     assert code == 0
     assert "clinic: no mask holds tumuor; masks of that class are empty, unless its name or value is another" in out
+
+
+@pytest.mark.parametrize("classes", ["polyp", "disc,cup"])
+def test_masks_that_may_be_inverted_are_said_unless_one_is_not(source, feddp, tmp_path, classes):
+    folder = source(mask=lambda f, p: Image.fromarray((1 - p) * (255 if classes == "polyp" else 1)).save(f"{f}.png"))
+    said = "clinic: in every mask, the classes cover more than half of the image and of its border"
+    for out in ("inverted", "one is not"):
+        code, text, err = feddp("data", "prepare", "folder", "--source", folder, "--out", tmp_path / out, "--classes", classes)
+        assert code == 0, err
+        assert (said in text) == (out == "inverted")
+        Image.fromarray(BOX).save(folder / "clinic/masks/p3.png")
+
+
+def test_an_outer_class_that_the_inner_one_fills_is_there(source, feddp, tmp_path):
+    """Of nested classes, 2 is also of class 1; of exclusive ones it is not."""
+    folder = source(mask=lambda f, p: Image.fromarray(p * 2).save(f"{f}.png"), names=["p0"])
+    for labels in ("nested", "exclusive"):
+        options = ("--source", folder, "--out", tmp_path / labels, "--classes", "disc,cup", "--labels", labels)
+        _, out, _ = feddp("data", "prepare", "folder", *options)
+        assert ("no mask holds disc" in out) == (labels == "exclusive")
 
 
 def test_a_series_without_a_mask_is_told_which_kind_it_needs(refused, tmp_path):
@@ -410,6 +445,8 @@ def test_an_orientation_of_one_of_both_is_refused_unless_the_sizes_decide(source
     assert "p0.png: has the orientation 1 in its file, and its image 3" in refused(source(image=oriented(3)))
     shutil.rmtree(tmp_path / "source")
     assert "p0.tif: has the orientation 4 in its file, and its image 1" in refused(source(mask=oriented(4)))
+    shutil.rmtree(tmp_path / "source")
+    assert "p0.tif: has the orientation 3 in its file, and its image 6" in refused(source(image=oriented(6), mask=oriented(3)))
     shutil.rmtree(tmp_path / "source")
     turned = source(image=oriented(6, "png"), mask=lambda f, p: Image.fromarray(np.rot90(p) * 255).save(f"{f}.png"))
     said = refused(turned)
@@ -481,7 +518,10 @@ def test_indices_of_a_palette_are_no_grey_levels(source, refused, prepare, grey)
     if grey:
         assert (png(prepare(folder), "p0", "masks") == BOX).all()
     else:
-        assert "has colours, and none is declared" in refused(folder)
+        said = refused(folder)
+        assert "has colours, and none is declared" in said
+        assert said.strip().endswith("; where all above 0 is foreground, give --threshold 0.")
+        assert (png(prepare(folder, "--threshold", 0), "p0", "masks") == BOX).all()
 
 
 # -- names and copies ------------------------------------------------------------------------------------------------

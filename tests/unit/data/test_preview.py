@@ -121,6 +121,16 @@ def test_the_page_is_small_the_same_each_time_and_no_reader_minds_it(tmp_path):
     assert sorted(path.name for path in root.iterdir()) == ["north", "preview.html", "south"]
 
 
+def test_a_broken_site_beside_the_others_is_named_and_they_are_shown(tmp_path):
+    """The sites just prepared are whole; one that was there before ended the command."""
+    root = site(site(tmp_path, "south"), "north")
+    (root / "south/masks/i1.png").unlink()
+    page = write_preview(root)
+    assert len(captions(page)) == 3
+    assert "<p>Not shown. " in page.read_text(encoding="utf-8")
+    assert "south/masks/i1.png: is missing. Add it, or remove its line from split.csv." in page.read_text(encoding="utf-8")
+
+
 class Tags(HTMLParser):
     def __init__(self):
         super().__init__()

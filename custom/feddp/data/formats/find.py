@@ -88,6 +88,11 @@ class Found:
         for kind, names in sorted(self.asides.items()):
             yield f"left out, as {kind}: {some(sorted(names), 3)}"
 
+    @property
+    def unread(self) -> list[str]:
+        """The files of other kinds that may be images or masks all the same, sorted."""
+        return sorted(name for name in self.others if not is_beside(name))
+
     def mask_of(self, entry: FoundImage) -> FoundImage | None:
         """Returns the picture or volume with the name of an image, or its name and one of MASKS; looked for in masks."""
         return self._named(*(entry.name + end for end in MASKS))

@@ -22,6 +22,7 @@ BETWEEN = 2 / 3  # and values in between: of 1 to N alike, 6/7 are; in a disc of
 # a small or thin structure of one value: so many pixels, and such a share of all with this value, have none beside but 0.
 # Above a fourth, JPEGs of qualities from 5, scaled and blurred masks have values with shares up to two thirds, at lines
 ALONE, SHARE = 6, 3 / 4
+LEVELS = 3  # of so few values in all, any share is enough: no soft edge of a single value is wider than a pixel
 FEW, KINDS = 64, 16  # pixels in between, and values, that a small or thin structure may have: it is all edge
 BESIDE = 0.25  # of the outline of an inner class: as much may leave the outer one, where the two end together
 TWO_LEVELS = "Save a mask of 0 and 1, or 0 and 255"
@@ -57,17 +58,20 @@ def by_colour(file: Path, pixels: np.ndarray, colours: Mapping[Colour, int]) -> 
     """Returns a mask (..., H, W) of the nearest declared colour, or black, of each pixel (..., H, W, 3).
 
     Raises:
-        BadFile: a pixel is farther than CLOSE from all of them, or an area, or a thin or small structure, farther than SAME.
-            Names `file`.
+        BadFile: a pixel is farther than CLOSE from all of them, or an area, or a thin or small structure, farther than SAME;
+            or, in a mask of few colours, one is nearly black besides black. Names `file`.
     """
     known = {BLACK: 0, **colours}
     seen, places = np.unique(pixels.reshape(-1, 3), axis=0, return_inverse=True)
     apart = np.linalg.norm(seen[:, None].astype(float) - np.array(list(known), float)[None], axis=2)
     least = apart.min(axis=1)
-    if (least > SAME).any():
+    other = least > SAME
+    if len(seen) <= KINDS and not seen[0].any():  # beside true black, and without JPEG's blends, black is no other colour
+        other |= (apart.argmin(axis=1) == 0) & (least > 0)
+    if other.any():
         codes = places.reshape(pixels.shape[:-1]) + (1 if seen[0].any() else 0)  # black, the first if it is there, is 0
         areas = np.bincount(codes[_is_alone(codes)] - codes.min(), minlength=len(seen)) >= ALONE
-        odd = areas & (least > SAME)
+        odd = areas & other
         if odd.any() or least.max() > CLOSE:
             red, green, blue = seen[np.where(odd, least, 0).argmax() if odd.any() else least.argmax()]
             what = f"has the colour {red},{green},{blue}, which is of no class"
@@ -121,11 +125,14 @@ def _require_two_levels(file: Path, values: np.ndarray, above: float) -> None:
         return
     drawn = int((values > top / 8).sum())
     flat, counts = np.unique(values[_is_flat(values)], return_counts=True)
-    bright, background = flat > above, counts[flat <= above].max(initial=0)
-    level = flat[bright][counts[bright].argmax()] if bright.any() else top
-    # JPEG keeps a level as one value or some that are close
-    foreground = counts[bright & (np.abs(flat - float(level)) <= top / 32)].sum()
-    if counts.sum() - background - foreground > FLAT * drawn:
+    bright, is_drawn = flat > above, len(np.unique(values)) <= KINDS
+    levels = 0
+    # JPEG keeps a level as one value or some that are close; of a mask of few values, dark ones that are close are labels
+    for side, close in ((bright, top / 32), (~bright, 0.0 if is_drawn else top / 64)):
+        if side.any():
+            level = float(flat[side][counts[side].argmax()])
+            levels += counts[side & (np.abs(flat - level) <= close)].sum()
+    if counts.sum() - levels > FLAT * drawn:
         what = f"has flat areas of the values {_listed(flat)}, as labels of classes or of single objects have"
         raise BadFile(Problem(file, what, f"{TWO_LEVELS}; {ALL_ABOVE}"))
     if len(alone := _values_alone(values, top)):
@@ -164,7 +171,8 @@ def _values_alone(values: np.ndarray, top: float) -> np.ndarray:
     kinds, uses = np.unique(values, return_counts=True)
     kept, counts = np.unique(values[alone], return_counts=True)
     least = top / 32 if len(kinds) <= KINDS else top / 4
-    often = (counts >= ALONE) & (counts >= SHARE * uses[np.searchsorted(kinds, kept)])
+    share = 0.0 if len(kinds) <= LEVELS else SHARE
+    often = (counts >= ALONE) & (counts >= share * uses[np.searchsorted(kinds, kept)])
     found: np.ndarray = kept[often & (kept > least) & (kept < top * 7 / 8)]
     return found
 

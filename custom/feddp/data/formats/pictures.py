@@ -5,7 +5,7 @@ Pillow decodes them, except TIFFs that Pillow cannot read or whose values it wou
 """
 
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from feddp.data.formats.tiff import (
     pillow_reads,
     read_header,
 )
-from feddp.data.pixels import alpha_of, decode, require_drawn, require_shown
+from feddp.data.pixels import alpha_of, border_of, decode, require_drawn, require_shown
 from feddp.data.prepare.source import FORMATS, Source
 from feddp.errors import BadFile, Problem
 
@@ -37,10 +37,11 @@ class Stored:
 
     Args:
         values: grey values or indices (H, W), or colours (H, W, 3).
-        palette: the colours uint8 (N, 3) of the indices, if they are any.
+        palette: the colours uint8 (N, 3) of the indices, if they are any; of values of 2 or 4 bits, their grey levels (N,).
         alpha: uint8 (H, W), how opaque a pixel is; None: all are wholly.
         orientation: as of `feddp.data.pixels.Picture`.
         multiplied: whether the colours are multiplied by `alpha`.
+        turned: whether the file has white as 0, and these values are turned around.
     """
 
     values: np.ndarray
@@ -48,6 +49,7 @@ class Stored:
     alpha: np.ndarray | None = None
     orientation: int = 1
     multiplied: bool = False
+    turned: bool = False
 
     @property
     def colours(self) -> np.ndarray:
@@ -78,8 +80,11 @@ def read_labels(tree: Source, name: str) -> Stored:
     """
     stored, file = _stored(tree, name), tree.shown(name)
     require_drawn(file, stored.values, stored.alpha)
-    if stored.palette is not None:
+    if stored.palette is not None and stored.palette.ndim == 2:
         _require_background(file, stored.values, stored.palette)
+    if stored.turned and 2 * (border_of(stored.colours) > stored.colours.max() / 2).mean() > 1:
+        what = "has white as 0, and most of its border is white, so which is the background is not known"
+        raise BadFile(Problem(file, what, _PLAIN))
     return stored
 
 
@@ -94,8 +99,14 @@ def read_colours(tree: Source, name: str) -> Stored:
     require_drawn(file, values, stored.alpha)
     if values.dtype == np.uint16 and values.max(initial=0) > 255:
         values = values >> 8
-    if values.max(initial=0) > 255 or values.min(initial=0) < 0:
-        raise BadFile(Problem(file, f"has colours up to {values.max():.7g}", "Save its colours with 8 or 16 bits"))
+    if values.max(initial=0) > 255 or values.min(initial=0) < 0 or np.mod(values, 1).any():
+        raise BadFile(
+            Problem(
+                file,
+                f"has colours up to {values.max():.7g}, which are not whole numbers of 0 to 255",
+                "Save its colours with 8 or 16 bits",
+            )
+        )
     return Stored(values.astype(np.uint8), orientation=stored.orientation)
 
 
@@ -113,7 +124,7 @@ def _require_background(file: Path, indices: np.ndarray, palette: np.ndarray) ->
             f"has a palette that shows the index {odd[0]} as {first} and 0 as {zero}, so which is the background is not known"
         )
         raise BadFile(Problem(file, what, _PLAIN))
-    border = np.concatenate([indices[0], indices[-1], indices[1:-1, 0], indices[1:-1, -1]])
+    border = border_of(indices)
     kinds, counts = np.unique(border, return_counts=True)
     most = kinds[counts.argmax()]
     if palette[0].max() >= _DARK and most > 0 and 2 * counts.max() > border.size:
@@ -136,13 +147,14 @@ def _stored(tree: Source, name: str) -> Stored:
 def _tiff(content: bytes, file: Path) -> Stored:
     header = read_header(content, file)
     if not header.is_changed_by_pillow and pillow_reads(content):
-        return _by_pillow(content, file, header)
+        return replace(_by_pillow(content, file, header), turned=header.photometric == WHITE_IS_ZERO)
     values, alpha = by_tifffile(content, file)
     if alpha is not None:  # wholly transparent and wholly opaque stay so
         most = np.iinfo(alpha.dtype).max if alpha.dtype.kind in "ui" else 1
         alpha = np.where(alpha >= most, 255, np.clip(alpha.astype(float) / most * 254, 0, 254)).astype(np.uint8)
         alpha = None if (alpha == 255).all() else alpha
-    return Stored(values, header.palette, alpha, header.orientation, header.multiplied)
+    turned = header.photometric == WHITE_IS_ZERO
+    return Stored(values, header.palette, alpha, header.orientation, header.multiplied, turned)
 
 
 def _by_pillow(content: bytes, file: Path, header: TiffHeader | None = None) -> Stored:
@@ -157,6 +169,9 @@ def _by_pillow(content: bytes, file: Path, header: TiffHeader | None = None) -> 
     if image.mode == "La":  # grey values that are multiplied by the opacity, as Pillow does not convert them
         return Stored(np.asarray(image.getchannel(0)), None, alpha, picture.orientation, multiplied=True)
     values = np.asarray(image.convert("L" if image.mode in GREY else "RGB"))
+    if (bits := header.bits if header else picture.bits) in (2, 4):  # Pillow has made 0 to 255 of them, and labels are lower
+        levels = np.linspace(0, 255, 1 << bits).astype(np.uint8)
+        return Stored(values // levels[1], levels, alpha, picture.orientation)
     return Stored(values, None, alpha, picture.orientation)
 
 

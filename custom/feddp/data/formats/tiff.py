@@ -150,7 +150,8 @@ def by_tifffile(content: bytes, file: Path) -> tuple[np.ndarray, np.ndarray | No
     """Returns the values of a TIFF whose header was read, (H, W) or (H, W, 3), and its opacity (H, W) if it has any.
 
     Raises:
-        BadFile: it is compressed in another way than by deflate, or its values are no numbers.
+        BadFile: its colours are no grey or RGB, it is compressed in another way than by deflate, LZW or PackBits, or its values
+            are no numbers.
     """
     import tifffile
 
@@ -158,6 +159,9 @@ def by_tifffile(content: bytes, file: Path) -> tuple[np.ndarray, np.ndarray | No
         page: Any = tiff.pages[0]
         if page.dtype is None or page.dtype.itemsize > 8 or page.dtype.kind not in "uif":
             raise BadFile(Problem(file, f"has values of {page.dtype}", "Save it with whole or floating point numbers"))
+        if page.photometric in _NAMES:  # tifffile leaves inks as they are, which would be taken for red, green and blue
+            what = f"is a TIFF in {_NAMES[page.photometric]} of a kind that is not read"
+            raise BadFile(Problem(file, what, "Save it as grey or RGB"))
         require_tiff(file, page, content)
         values: np.ndarray = page.asarray()
         if values.ndim == 3 and page.planarconfig == 2:

@@ -10,7 +10,7 @@ from typing import IO, Any
 from feddp.errors import BadFile, Problem
 from feddp.limits import IMAGE_PIXELS, MIB
 
-PLAIN, DEFLATE = 1, (8, 32946)  # TIFF's numbers of compressions
+PLAIN, DEFLATE, LZW, PACKBITS = 1, (8, 32946), 5, 32773  # TIFF's numbers of compressions
 _WIDEST = 4 * 8  # bytes of a TIFF's pixel: four channels of 64 bits
 _SEGMENTS = 15  # of a frame of DICOM's RLE
 
@@ -19,10 +19,13 @@ def require_tiff(file: Path, page: Any, content: bytes) -> None:
     """Raises BadFile if a strip or tile of a page of tifffile unpacks to more than its size, or is packed another way."""
     if page.compression == PLAIN:
         return
+    size, largest = math.prod(page.chunks) * page.dtype.itemsize, IMAGE_PIXELS * _WIDEST
+    if page.compression in (LZW, PACKBITS) and size <= largest:  # tifffile has these unpacked to no more than this size
+        return
     if page.compression not in DEFLATE:
         how = getattr(page.compression, "name", page.compression)
-        raise BadFile(Problem(file, f"is compressed by {how}", "Save it uncompressed, or compressed by deflate"))
-    most = min(math.prod(page.chunks) * page.dtype.itemsize, IMAGE_PIXELS * _WIDEST)
+        raise BadFile(Problem(file, f"is compressed by {how}", "Save it uncompressed, or compressed by deflate or LZW"))
+    most = min(size, largest)
     for start, count in zip(page.dataoffsets, page.databytecounts, strict=False):
         if len(zlib.decompressobj().decompress(content[start : start + count], most + 1)) > most:
             raise BadFile(Problem(file, f"unpacks to more than the {most} bytes of a part", "Save it again"))

@@ -28,6 +28,7 @@ from feddp.data.folder import RawSample, refuse_occupied, write_site
 from feddp.data.formats.find import DICOM, PICTURE, Found, find
 from feddp.data.formats.scan import Scan, eight_bits, in_channels, resized
 from feddp.data.names import composed, require_site, site_name
+from feddp.data.pixels import is_around
 from feddp.data.preparation import KEY, Preparation, Window
 from feddp.data.prepare.folder_options import FolderOptions
 from feddp.data.prepare.own_masks import Truths, mask_of, truths_of
@@ -91,7 +92,11 @@ def prepare(source: Path, out: Path, size: int | None, seed: int, split: str | N
         }
         seen = Noticed()
         write_site(out / site.name, metadata, _samples(tree, site, patients, words, metadata, size, options, seen))
-        told = (_notes(site, bool(given[site.name])), _too_few(split, {*words.values()}), seen.notes(options.classes))
+        told = (
+            _notes(site, bool(given[site.name])),
+            _too_few(split, {*words.values()}),
+            seen.notes(options.classes, metadata["labels"]),
+        )
         for note in chain(*told):
             notes.setdefault(note, []).append(site.name)
     return [f"{', '.join(names)}: {note}" for note, names in notes.items()]
@@ -115,7 +120,8 @@ def _site(tree: Source, name: str, top: str, classes: Sequence[str]) -> SourceSi
     if refused := [*images.refused, *masks.refused]:
         raise refused[0]
     if not images.entries:
-        raise InputError(f"{tree.path}: {top}/images holds no image of a known format. {LAYOUT}.")
+        remedy = f"Convert {some(images.unread, 3)} to PNG, TIFF, NIfTI or DICOM" if images.unread else LAYOUT
+        raise InputError(f"{tree.path}: {top}/images holds no image of a known format. {remedy}.")
     if {entry.kind == PICTURE for entry in images.entries} == {True, False}:
         raise InputError(f"{tree.path}: {top}/images holds both pictures and volumes. Prepare them as two sources.")
     return SourceSite(name, top, images, masks, *truths_of(tree, images, masks, classes))
@@ -160,6 +166,7 @@ class Noticed:
         stretched: whether an image had more than 8 bits.
         uneven: volumes of several slices whose distance is not known.
         values: those of the masks.
+        drawn, around: slices that show a class, and those of them in which the classes lie as a background does.
         read: how often a file of masks was read in a way that the user should know.
         turned: pictures that viewers show turned, because of the orientation in their files.
         pictures: {digest of pixels: (the first image, its patient)}, without those of one colour.
@@ -170,6 +177,8 @@ class Noticed:
     stretched: bool = False
     uneven: list[str] = field(default_factory=list)
     values: set[int] = field(default_factory=set)
+    drawn: int = 0
+    around: int = 0
     read: Counter[tuple[str, Path]] = field(default_factory=Counter)
     turned: list[str] = field(default_factory=list)
     pictures: dict[bytes, tuple[str, str]] = field(default_factory=dict)
@@ -181,6 +190,8 @@ class Noticed:
         if scan.orientation > 1:
             self.turned.append(name)
         self.values.update(np.unique(masks).tolist())
+        self.drawn += int(masks.any(axis=(1, 2)).sum())
+        self.around += sum(map(is_around, masks > 0))
         self.stretched |= scan.pixels.dtype != np.uint8
         if scan.volume:
             self.axes.add(scan.axis)
@@ -198,9 +209,15 @@ class Noticed:
     def preparation(self, window: Window | None, size: int | None) -> Preparation:
         return Preparation(next(iter(self.axes)) if len(self.axes) == 1 else "", window, self.stretched, size)
 
-    def notes(self, classes: Sequence[str]) -> Iterator[str]:
-        if absent := [name for value, name in enumerate(classes, 1) if value not in self.values]:
+    def notes(self, classes: Sequence[str], labels: str) -> Iterator[str]:
+        held = self.values if labels == "exclusive" else range(max(self.values, default=0) + 1)
+        if absent := [name for value, name in enumerate(classes, 1) if value not in held]:
             yield f"no mask holds {some(absent, 3)}; masks of that class are empty, unless its name or value is another"
+        if self.around == self.drawn > 0:
+            yield (
+                "in every mask, the classes cover more than half of the image and of its border; if that is the background, the"
+                " masks are inverted"
+            )
         for what in sorted({what for what, _ in self.read}):
             files = {file: count for (each, file), count in self.read.items() if each == what}
             yield f"{what}: {sum(files.values())} in {len(files)} file(s), {next(iter(files))} first"
@@ -224,8 +241,11 @@ class Noticed:
 
 
 def _notes(site: SourceSite, given: bool) -> Iterator[str]:
-    if others := [*site.images.others, *site.masks.others]:
+    unread = [*site.images.unread, *site.masks.unread]
+    if others := {*site.images.others, *site.masks.others} - {*unread}:
         yield f"left out, as neither images nor masks: {some(sorted(others), 3)}"
+    if unread:
+        yield f"left out, as of kinds that are not read: {some(unread, 3)}; if they are images, convert them to PNG or TIFF"
     yield from site.images.notes
     yield from site.masks.notes
     if site.unused:

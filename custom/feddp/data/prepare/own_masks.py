@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from feddp.data.formats.find import DICOM, NIFTI, Found, FoundImage
-from feddp.data.formats.labels import GIVE_COLOURS, by_colour, by_value, in_one, require_nested
+from feddp.data.formats.labels import ALL_ABOVE, GIVE_COLOURS, by_colour, by_value, in_one, require_nested
 from feddp.data.formats.scan import Scan
 from feddp.data.pixels import QUARTERS
 from feddp.data.prepare.folder_options import FolderOptions
@@ -42,6 +42,9 @@ def truths_of(tree: Source, images: Found, masks: Found, classes: Sequence[str])
         remedy = "a SEG or RTSTRUCT that refers to the series" if lost[0].kind == DICOM else "masks of the same names"
         what = f"{len(lost)} image(s) have no mask, {lost[0].files[0]} first"
         causes = "".join(f"; {name} {why}" for name, why in [*unplaced.items()][:3])
+        if masks.unread:
+            causes += f"; of kinds that are not read: {some(masks.unread, 3)}"
+            remedy += ", as PNG, TIFF or NIfTI"
         raise InputError(f"{tree.path}: {what}{causes}. Add {remedy}.")
     used = {file for files in truths.values() for file in files}
     unused = [file for entry in masks.entries for file in entry.files if file not in used]
@@ -130,10 +133,10 @@ def _values(tree: Source, entry: FoundImage, scan: Scan, truth: str, options: Fo
 def _require_alike(file: Path, image: int, mask: int, shape: tuple[int, ...]) -> None:
     """Raises BadFile if viewers turn an image and its mask differently, so that nobody knows which pixels belong together.
 
-    The pixels of both are taken as they are stored. Quarter turns of an image (H, W) that is no square are left to the check
-    of the sizes.
+    The pixels of both are taken as they are stored. A quarter turn of one alone, of an image (H, W) that is no square, is left
+    to the check of the sizes.
     """
-    quarter = (image in QUARTERS) != (mask in QUARTERS)
+    quarter = min(image, mask) == 1 and max(image, mask) in QUARTERS
     if image != mask and not (quarter and shape[0] != shape[1]):
         what = f"has the orientation {mask} in its file, and its image {image}, so one is shown turned and the other is not"
         remedy = "Save both turned as they belong, without an orientation"
@@ -149,9 +152,10 @@ def _picture(tree: Source, truth: str, file: Path, options: FolderOptions, class
         return by_colour(file, drawn.values, options.colours), drawn.orientation
     drawn = read_labels(tree, truth)
     values = drawn.values
-    if drawn.palette is not None and values.max(initial=0) > classes:
-        values = drawn.colours  # the indices of grey levels are no levels
+    # the indices of grey levels are no levels, but of all above 0, the threshold takes each alike
+    if drawn.palette is not None and values.max(initial=0) > classes and options.threshold != 0:
+        values = drawn.colours
     if values.ndim == 3 and (values != values[..., :1]).any():
-        what = "has colours, and none is declared"
-        raise BadFile(Problem(file, what, GIVE_COLOURS))
+        remedy = GIVE_COLOURS if drawn.palette is None or classes > 1 else f"{GIVE_COLOURS}; {ALL_ABOVE}"
+        raise BadFile(Problem(file, "has colours, and none is declared", remedy))
     return by_value(file, values[..., 0] if values.ndim == 3 else values, classes, options.threshold), drawn.orientation

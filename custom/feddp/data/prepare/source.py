@@ -21,7 +21,7 @@ from feddp.errors import BadFile, FedDPError, InputError, Problem
 from feddp.limits import ARCHIVE_BYTES, ARCHIVE_FILES, IMAGE_BYTES, IN_MEMORY, MIB, VOXELS
 from feddp.reading import amount, opened, told
 
-IMAGES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
+IMAGES = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".tif", ".tiff", ".bmp")
 FORMATS = ("PNG", "JPEG", "TIFF", "BMP")
 
 
