@@ -14,7 +14,6 @@ percentile, or in a given window. Volumes are sliced along an axis of the patien
 """
 
 import hashlib
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
@@ -26,6 +25,7 @@ import numpy as np
 from feddp.data.description import HEADER, LABELS, LISTED, SPLITS, Position, numbered_lines
 from feddp.data.folder import RawSample, refuse_occupied, write_site
 from feddp.data.formats.find import DICOM, PICTURE, Found, find
+from feddp.data.formats.notes import Notes
 from feddp.data.formats.scan import Scan, eight_bits, in_channels, resized
 from feddp.data.names import composed, require_site, site_name
 from feddp.data.preparation import KEY, Preparation, Window
@@ -160,7 +160,7 @@ class Noticed:
         stretched: whether an image had more than 8 bits.
         uneven: volumes of several slices whose distance is not known.
         values: those of the masks.
-        read: how often a file of masks was read in a way that the user should know.
+        read: what the user should know of how masks were read.
         turned: pictures that viewers show turned, because of the orientation in their files.
         pictures: {digest of pixels: (the first image, its patient)}, without those of one colour.
         twins: pairs of images of two patients with the same pixels.
@@ -170,7 +170,7 @@ class Noticed:
     stretched: bool = False
     uneven: list[str] = field(default_factory=list)
     values: set[int] = field(default_factory=set)
-    read: Counter[tuple[str, Path]] = field(default_factory=Counter)
+    read: Notes = field(default_factory=Notes)
     turned: list[str] = field(default_factory=list)
     pictures: dict[bytes, tuple[str, str]] = field(default_factory=dict)
     twins: list[tuple[str, str]] = field(default_factory=list)
@@ -201,9 +201,7 @@ class Noticed:
     def notes(self, classes: Sequence[str]) -> Iterator[str]:
         if absent := [name for value, name in enumerate(classes, 1) if value not in self.values]:
             yield f"no mask holds {some(absent, 3)}; masks of that class are empty, unless its name or value is another"
-        for what in sorted({what for what, _ in self.read}):
-            files = {file: count for (each, file), count in self.read.items() if each == what}
-            yield f"{what}: {sum(files.values())} in {len(files)} file(s), {next(iter(files))} first"
+        yield from self.read.lines()
         if self.turned:
             yield (
                 f"{len(self.turned)} picture(s) have an orientation in their files, {self.turned[0]} first; their pixels are"
