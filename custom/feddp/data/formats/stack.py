@@ -31,14 +31,20 @@ def room(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 
 class Stack:
-    """Gathers slices of one size; of 8 bits as long as all of them are, else of 32-bit floating point numbers."""
+    """Gathers slices of one size; as 8 bits as long as all of them are and nothing is masked, else as 32-bit floating point.
+
+    Attributes:
+        eight: whether all values have 8 bits.
+    """
 
     def __init__(self) -> None:
-        self._filled = 0
-        self._values = np.empty(0)
+        self.eight, self._filled, self._values = True, 0, np.empty(0)
 
     def add(self, values: np.ndarray, slices: int) -> None:
-        """Adds the next of so many slices, (H, W) or (H, W, 3), of 8 bits or of any other numbers."""
+        """Adds the next of so many slices, (H, W) or (H, W, 3), of 8 bits or of any other numbers; masked ones become NaN."""
+        self.eight &= values.dtype == np.uint8
+        if np.ma.is_masked(values):
+            values = np.ma.filled(values.astype(np.float32), np.nan)
         eight = values.dtype == np.uint8 and (not self._filled or self._values.dtype == np.uint8)
         kind = np.uint8 if eight else np.float32
         if not self._filled or self._values.dtype != kind:

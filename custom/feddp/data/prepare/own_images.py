@@ -26,7 +26,7 @@ from feddp.data.description import HEADER, LABELS, LISTED, SPLITS, Position, num
 from feddp.data.folder import RawSample, refuse_occupied, write_site
 from feddp.data.formats.find import DICOM, PICTURE, Found, find
 from feddp.data.formats.notes import Notes
-from feddp.data.formats.scan import Scan, eight_bits, in_channels, resized
+from feddp.data.formats.scan import Scan, in_channels, resized
 from feddp.data.names import composed, require_site, site_name
 from feddp.data.preparation import KEY, Preparation, Window
 from feddp.data.prepare.folder_options import FolderOptions
@@ -181,7 +181,7 @@ class Noticed:
         if scan.orientation > 1:
             self.turned.append(name)
         self.values.update(np.unique(masks).tolist())
-        self.stretched |= scan.pixels.dtype != np.uint8
+        self.stretched |= scan.deep
         if scan.volume:
             self.axes.add(scan.axis)
             if scan.apart is None and len(scan.pixels) > 1:
@@ -252,7 +252,7 @@ def _samples(
     for entry in track(entries, f"Preparing {site.name}", total=len(entries)):
         scan = entry.read(tree, options.axis)
         masks = mask_of(tree, entry, scan, site.truths[entry.name], options, seen.read)
-        pixels = in_channels(eight_bits(scan.pixels, options.window), metadata["channels"], options.channels is not None)
+        pixels = in_channels(scan.eight_bits(options.window), metadata["channels"], options.channels is not None)
         if pixels is None:
             what = f"has {scan.channels} channel(s), but the site's first image {metadata['channels']}"
             raise BadFile(Problem(tree.shown(entry.files[0]), what, "Convert all of them with --channels 1 or --channels 3"))
