@@ -105,7 +105,8 @@ class InputImages:
         self._tree, self._channels, self._reading = Source(_checked(folder), reading.voxels), channels, reading
         found = find(self._tree, folder.resolve().name)
         self.entries, self.refused = found.entries, [str(error) for error in found.refused]
-        self._asides = tuple(found.notes)
+        masks = [f"left out, as masks of images: {some(found.annotations, 3)}"] if found.annotations else []
+        self._asides = (*found.notes, *masks)
         self._beside = [name for name in found.others if is_beside(name)]
         remedy = "Convert it to PNG, TIFF, NIfTI or DICOM, or leave it out"
         self.refused += [

@@ -795,6 +795,7 @@ def test_a_slice_twice_and_a_localizer_are_named(refused, tmp_path):
     folder = tmp_path / "source/clinic/images/anna"
     images = series(folder)
     contours(tmp_path / "source/clinic/masks/anna.dcm", images, [(0, [(1, 1), (1, 5), (5, 5)])])
+    images[1].PixelData = images[0].PixelData
     images[1].save_as(folder / "again.dcm", enforce_file_format=True)
     assert "lies at the place of another slice" in refused(tmp_path / "source")
     images[1].ImageOrientationPatient = [1, 0, 0, 0, 0, -1]

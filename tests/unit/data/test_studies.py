@@ -46,6 +46,8 @@ OTHERS = {
     "Key Object Selection": {"SOPClassUID": "", "Modality": "KO"},
     "Grayscale Softcopy Presentation State": {"SOPClassUID": "1.2.840.10008.5.1.4.1.1.11.1", "Modality": ""},
     "Secondary Capture": {"SOPClassUID": SecondaryCaptureImageStorage, "Modality": "CT"},
+    "Surface Segmentation": {"SOPClassUID": "1.2.840.10008.5.1.4.1.1.66.5", "Modality": "SEG"},
+    "private data without an image": {"SOPClassUID": "1.3.12.2.1107.5.9.1", "Rows": None},  # Siemens' CSA
     "localizer": {"ImageType": ["ORIGINAL", "PRIMARY", "LOCALIZER"]},
     "RT Image": {"SOPClassUID": f"{RT}1", "Modality": "RTIMAGE"},
 }
@@ -109,11 +111,20 @@ def test_where_there_is_nothing_else_these_are_the_images(tmp_path, kind):
     assert (len(found.entries), list(found.notes)) == (2, [])
 
 
+def test_a_copy_of_a_slice_is_left_out_with_a_note(tmp_path):
+    series(tmp_path / "ct")
+    (tmp_path / "ct/again.dcm").write_bytes((tmp_path / "ct/2.dcm").read_bytes())
+    found = find(Source(tmp_path), tmp_path.name)
+    assert [len(entry.files) for entry in found.entries] == [4]
+    assert list(found.notes) == [f"left out, as copies of other files: {tmp_path.name}/ct/again.dcm"]
+
+
 def test_a_folder_without_an_image_says_what_it_holds(tmp_path):
     images = series(tmp_path / "ct", slices=1)
     (tmp_path / "ct/1.dcm").unlink()
     beside(images[0], tmp_path / "ct/dose.dcm", OTHERS["RT Dose"])
-    with pytest.raises(FedDPError, match=r"holds no image \(left out, as RT Dose: .*/ct/dose.dcm\)"):
+    contours(tmp_path / "ct/drawn.dcm", images, [])
+    with pytest.raises(FedDPError, match=r"holds no image \(left out, as RT Dose: .*/ct/dose.dcm\) \(left out, as masks of "):
         InputImages(tmp_path, 1, Reading())
 
 
@@ -268,11 +279,12 @@ def test_frames_of_images_that_are_not_there_are_told(tmp_path):
 
 
 def test_files_of_one_structure_each_are_read_together(tmp_path):
-    """A SEG and an RTSTRUCT, and one of no class. Two files with the same class may be of two people: they are named."""
+    """A SEG and its copy, an RTSTRUCT, and one of no class. Two files of one class may be of two people: they are named."""
     images, top = series(tmp_path / "top/images/s"), tmp_path / "top"
     (top / "masks").mkdir()
     for name, label in (("a", "Lesion"), ("b", "ruler")):
         segmentation(images, SQUARES.astype(np.uint8), labels=(label,)).save_as(top / f"masks/{name}.dcm")
+    (top / "images/a.dcm").write_bytes((top / "masks/a.dcm").read_bytes())
     contours(top / "masks/c.dcm", images, [(1, [(30, 2), (30, 9), (39, 9), (39, 2)])], "spleen")
 
     def joined(*classes):

@@ -70,7 +70,15 @@ def _annotations(
             found.setdefault(entry.name, []).append(name)
         if not own:
             unplaced[name] = "refers to no series" if references.none else "refers to none of these series"
-    return found, unplaced
+    return {series: _distinct(tree, listed) for series, listed in found.items()}, unplaced
+
+
+def _distinct(tree: Source, names: Sequence[str]) -> list[str]:
+    """Returns the files without copies of one before."""
+    first: dict[bytes | None, str] = {}
+    for name in names:
+        first.setdefault(tree.digest(name) if len(names) > 1 else None, name)
+    return [*first.values()]
 
 
 def mask_of(
