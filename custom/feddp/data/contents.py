@@ -73,8 +73,7 @@ class Contents:
             drawn = int(counts[value:].sum() if self.labels == "nested" else counts[value])
             tally.drawn[name] += drawn
             tally.shown[name] += drawn > 0
-            if 2 * drawn > mask.size:
-                tally.around[name] += _surrounds(mask >= value if self.labels == "nested" else mask == value)
+            tally.around[name] += surrounds(mask >= value if self.labels == "nested" else mask == value)
         self._masks.add(_digest(mask))
         if image.min() == image.max():
             tally.flat += 1
@@ -173,10 +172,10 @@ def _more(found: list[str] | list[tuple[str, str]]) -> str:
     return f" (and {len(found) - 1} more alike)" if len(found) > 1 else ""
 
 
-def _surrounds(drawn: np.ndarray) -> bool:
-    """Whether a class, bool (H, W), covers more than half of the image's border."""
+def surrounds(drawn: np.ndarray) -> bool:
+    """Whether a class, bool (H, W), covers more than half of an image and of its border, as the background mostly does."""
     border = np.concatenate([drawn[0], drawn[-1], drawn[1:-1, 0], drawn[1:-1, -1]])
-    return bool(2 * border.sum() > border.size)
+    return bool(2 * drawn.sum() > drawn.size and 2 * border.sum() > border.size)
 
 
 def _digest(array: np.ndarray) -> bytes:

@@ -363,6 +363,19 @@ def test_a_class_that_no_mask_holds_is_said(source, feddp, tmp_path):
     assert "clinic: no mask holds tumuor; masks of that class are empty, unless its name or value is another" in out
 
 
+@pytest.mark.parametrize(("classes", "labels"), [("lesion", "nested"), ("lesion,core", "nested"), ("core,lesion", "exclusive")])
+def test_masks_that_may_be_inverted_are_said(source, feddp, tmp_path, classes, labels):
+    """96 of 120 pixels with the border; a mask of 80 within a border of background is large, and no more."""
+    value = 255 if classes == "lesion" else classes.split(",").index("lesion") + 1
+    large, inverted = np.zeros((12, 10), np.uint8), np.full((12, 10), value, np.uint8)
+    large[1:11, 1:9], inverted[4:8, 2:8] = value, 0
+    folder = source(mask=lambda file, _: Image.fromarray(inverted if file.name == "p3" else large).save(f"{file}.png"))
+    options = ("--out", tmp_path / "out", "--classes", classes, "--labels", labels)
+    code, out, err = feddp("data", "prepare", "folder", "--source", folder, *options)
+    what = "lesion covers more than half of 1 image(s) and of their borders, p3 first; if that is the background, the masks are"
+    assert [line for line in (out + err).splitlines() if "half" in line] == [f"clinic: {what} inverted"]
+
+
 def test_a_series_without_a_mask_is_told_which_kind_it_needs(refused, tmp_path):
     series(tmp_path / "source/clinic/images/anna")
     assert "1 image(s) have no mask, source/clinic/images/anna/1.dcm first. Add a SEG or" in refused(tmp_path / "source")

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from feddp.data.contents import surrounds
 from feddp.data.description import HEADER, LABELS, LISTED, SPLITS, Position, numbered_lines
 from feddp.data.folder import RawSample, refuse_occupied, write_site
 from feddp.data.formats.find import DICOM, PICTURE, Found, find
@@ -89,9 +90,9 @@ def prepare(source: Path, out: Path, size: int | None, seed: int, split: str | N
             **({} if given[site.name] else splitting_of(seed, split)),
             **({"volumes": LISTED} if first.volume else {}),
         }
-        seen = Noticed()
+        seen = Noticed(options.classes, metadata["labels"])
         write_site(out / site.name, metadata, _samples(tree, site, patients, words, metadata, size, options, seen))
-        told = (_notes(site, bool(given[site.name])), _too_few(split, {*words.values()}), seen.notes(options.classes))
+        told = (_notes(site, bool(given[site.name])), _too_few(split, {*words.values()}), seen.notes())
         for note in chain(*told):
             notes.setdefault(note, []).append(site.name)
     return [f"{', '.join(names)}: {note}" for note, names in notes.items()]
@@ -155,21 +156,28 @@ def _given(tree: Source, site: SourceSite) -> dict[str, tuple[str, str]]:
 class Noticed:
     """What making a site's samples has shown.
 
+    Args:
+        classes, labels: those of its masks.
+
     Attributes:
         axes: the planes of its volumes.
         stretched: whether an image had more than 8 bits.
         uneven: volumes of several slices whose distance is not known.
         values: those of the masks.
+        around: {class: the images that it surrounds (`feddp.data.contents.surrounds`)}, by their volume's name.
         read: what the user should know of how masks were read.
         turned: pictures that viewers show turned, because of the orientation in their files.
         pictures: {digest of pixels: (the first image, its patient)}, without those of one colour.
         twins: pairs of images of two patients with the same pixels.
     """
 
+    classes: Sequence[str]
+    labels: str
     axes: set[str] = field(default_factory=set)
     stretched: bool = False
     uneven: list[str] = field(default_factory=list)
     values: set[int] = field(default_factory=set)
+    around: dict[str, list[str]] = field(default_factory=dict)
     read: Notes = field(default_factory=Notes)
     turned: list[str] = field(default_factory=list)
     pictures: dict[bytes, tuple[str, str]] = field(default_factory=dict)
@@ -181,6 +189,9 @@ class Noticed:
         if scan.orientation > 1:
             self.turned.append(name)
         self.values.update(np.unique(masks).tolist())
+        for value, label in enumerate(self.classes, 1):
+            maps = masks >= value if self.labels == "nested" else masks == value
+            self.around.setdefault(label, []).extend(name for each in maps if surrounds(each))
         self.stretched |= scan.deep
         if scan.volume:
             self.axes.add(scan.axis)
@@ -198,9 +209,13 @@ class Noticed:
     def preparation(self, window: Window | None, size: int | None) -> Preparation:
         return Preparation(next(iter(self.axes)) if len(self.axes) == 1 else "", window, self.stretched, size)
 
-    def notes(self, classes: Sequence[str]) -> Iterator[str]:
-        if absent := [name for value, name in enumerate(classes, 1) if value not in self.values]:
+    def notes(self) -> Iterator[str]:
+        if absent := [name for value, name in enumerate(self.classes, 1) if value not in self.values]:
             yield f"no mask holds {some(absent, 3)}; masks of that class are empty, unless its name or value is another"
+        for label, names in self.around.items():
+            if names:
+                what = f"{label} covers more than half of {len(names)} image(s) and of their borders, {names[0]} first"
+                yield f"{what}; if that is the background, the masks are inverted"
         yield from self.read.lines()
         if self.turned:
             yield (
