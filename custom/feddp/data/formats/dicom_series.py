@@ -131,9 +131,9 @@ def _series(tree: Source, names: Sequence[str]) -> Scan:
     origin = Series(ordered, shown, several, numbers)
     mm = spacing_of(tree.shown(slices[0][1]), first) if any(given(first, each) for each in _SPACINGS) else None
     apart, axis = (None, "") if places is None else (_apart(places[order], axes(first)[2]), plane(first))
-    pixels = stack.ordered(order)
-    padded = stack.eight and pixels.dtype != np.uint8
-    return Scan(pixels, mm if mm and known(*mm) else None, apart, places is not None, axis, origin, padded=padded)
+    values = stack.ordered(order)
+    padded = stack.eight and values.dtype != np.uint8
+    return Scan(values, mm if mm and known(*mm) else None, apart, places is not None, axis, origin, padded=padded)
 
 
 def _require_readable(file: Path, frame: Dataset) -> None:
