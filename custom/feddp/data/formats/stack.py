@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Callable
 from tempfile import TemporaryFile, gettempdir
 from typing import Any
 
@@ -28,6 +29,14 @@ def room(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     except OSError as error:
         what = f"a volume needs {amount(size)} in a temporary file ({error.strerror})"
         raise InputError(f"{gettempdir()}: {what}. Set TMPDIR to a folder on a disk with room.") from None
+
+
+def by_slice(make: Callable[[np.ndarray], np.ndarray], values: np.ndarray, dtype: Any) -> np.ndarray:
+    """Returns an array of the same shape, made of one slice of `values` after the other, so that one is in memory."""
+    made = room(values.shape, dtype)
+    for number, each in enumerate(values):
+        made[number] = make(each)
+    return made
 
 
 class Stack:

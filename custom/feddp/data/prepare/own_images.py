@@ -188,10 +188,11 @@ class Noticed:
         self._compare(name, patient, pixels)
         if scan.orientation > 1:
             self.turned.append(name)
-        self.values.update(np.unique(masks).tolist())
-        for value, label in enumerate(self.classes, 1):
-            maps = masks >= value if self.labels == "nested" else masks == value
-            self.around.setdefault(label, []).extend(name for each in maps if surrounds(each))
+        for each in masks:
+            self.values.update(np.unique(each).tolist())
+            for value, label in enumerate(self.classes, 1):
+                if surrounds(each >= value if self.labels == "nested" else each == value):
+                    self.around.setdefault(label, []).append(name)
         self.stretched |= scan.deep
         if scan.volume:
             self.axes.add(scan.axis)
@@ -213,9 +214,8 @@ class Noticed:
         if absent := [name for value, name in enumerate(self.classes, 1) if value not in self.values]:
             yield f"no mask holds {some(absent, 3)}; masks of that class are empty, unless its name or value is another"
         for label, names in self.around.items():
-            if names:
-                what = f"{label} covers more than half of {len(names)} image(s) and of their borders, {names[0]} first"
-                yield f"{what}; if that is the background, the masks are inverted"
+            what = f"{label} covers more than half of {len(names)} image(s) and of their borders, {names[0]} first"
+            yield f"{what}; if that is the background, the masks are inverted"
         yield from self.read.lines()
         if self.turned:
             yield (

@@ -9,6 +9,7 @@ from feddp.data.formats.find import DICOM, NIFTI, Found, FoundImage
 from feddp.data.formats.labels import GIVE_COLOURS, by_colour, by_value, in_one, require_nested
 from feddp.data.formats.notes import Notes
 from feddp.data.formats.scan import Scan
+from feddp.data.formats.stack import room
 from feddp.data.pixels import QUARTERS
 from feddp.data.prepare.folder_options import FolderOptions
 from feddp.data.prepare.source import Source
@@ -104,7 +105,9 @@ def mask_of(
         if options.labels is None:
             require_nested(tree.shown(truths[0]), mask, options.classes)
         return mask
-    maps = np.stack([_values(tree, entry, scan, truth, options, 1) > 0 for truth in truths])
+    maps = room((len(truths), *scan.pixels.shape[:3]), bool)
+    for number, truth in enumerate(truths):
+        maps[number] = _values(tree, entry, scan, truth, options, 1)
     return in_one(maps, options.labels, options.classes, tree.shown(truths[0]))
 
 
