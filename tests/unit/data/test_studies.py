@@ -199,14 +199,15 @@ def test_frames_of_one_bit_per_pixel_may_start_within_a_byte(tmp_path):
     assert (maps(tmp_path, segmentation(images, drawn.astype(np.uint8)))[0] == drawn).all()
 
 
-def test_a_segmentation_may_have_as_many_voxels_as_a_volume(tmp_path):
+def test_each_segment_may_have_as_many_voxels_as_a_volume(tmp_path):
+    """A file of 1000 slices and 5 organs has 5000 frames."""
     images = series(tmp_path / "s")
-    segmentation(images, SQUARES.astype(np.uint8)).save_as(tmp_path / "m.dcm")
+    segmentation(images, BOTH.astype(np.uint8), labels=("lesion", "other")).save_as(tmp_path / "m.dcm")
     most = SQUARES.size
     scan = find(Source(tmp_path), f"{tmp_path.name}/s").entries[0].read(Source(tmp_path), "axial")
     file, dataset = Path("m.dcm"), load(Source(tmp_path), f"{tmp_path.name}/m.dcm")
     assert class_maps(file, dataset, scan.origin, ("lesion",), most).any()
-    with pytest.raises(FedDPError, match=f"m.dcm: has 4 frames of .*the limit is {most - 1:,} voxels.*--voxels"):
+    with pytest.raises(FedDPError, match=f"m.dcm: has 8 frames of .*the limit is {2 * most - 2:,} voxels.*--voxels"):
         class_maps(file, dataset, scan.origin, ("lesion",), most - 1)
 
 

@@ -66,7 +66,7 @@ def class_maps(
     """Returns boolean maps (classes, S, H, W) of the structures whose names are the classes', in any case of letters.
 
     With one class and one structure, the structure is the class. Structures of other names are left out; a class without
-    a structure is empty. A segmentation may have so many `voxels`. Errors name `file`. `notes` gets what a user should know.
+    a structure is empty. Each segment may have so many `voxels`. Errors name `file`. `notes` gets what a user should know.
 
     Raises:
         InputError: no structure is a class, or the only one outlines the body; the file is broken or does not fit the series.

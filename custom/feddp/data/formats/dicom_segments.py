@@ -48,9 +48,9 @@ def segment_maps(
     if own != size:
         what = f"has {own[1]} x {own[0]} pixels, but its series {size[1]} x {size[0]}"
         raise BadFile(Problem(file, what, "Put the structures into one file that covers whole slices"))
-    count = max(1, whole(dataset, "NumberOfFrames"))
-    if max(len(origin.slices), count) * math.prod(size) > voxels:
-        raise BadFile(Problem(file, *too_many(f"has {count} frames of {size[1]} x {size[0]} pixels", voxels)))
+    count, most = max(1, whole(dataset, "NumberOfFrames")), voxels * max(1, len(labels_of(file, dataset)))
+    if count * math.prod(size) > most:
+        raise BadFile(Problem(file, *too_many(f"has {count} frames of {size[1]} x {size[0]} pixels", most)))
     if not given(dataset, "PixelData"):
         raise lacking(file, dataset, "PixelData")
     content = StoredPixels(io.BytesIO(dataset.PixelData), 0, dataset["PixelData"].VR, len(dataset.PixelData))
