@@ -369,6 +369,8 @@ def test_masks_that_may_be_inverted_are_said(source, feddp, tmp_path, classes, l
     value = 255 if classes == "lesion" else classes.split(",").index("lesion") + 1
     large, inverted = np.zeros((12, 10), np.uint8), np.full((12, 10), value, np.uint8)
     large[1:11, 1:9], inverted[4:8, 2:8] = value, 0
+    if classes == "lesion,core":
+        inverted[:4] = 2  # within the lesion, of which no half would be left beside it
     folder = source(mask=lambda file, _: Image.fromarray(inverted if file.name == "p3" else large).save(f"{file}.png"))
     options = ("--out", tmp_path / "out", "--classes", classes, "--labels", labels)
     code, out, err = feddp("data", "prepare", "folder", "--source", folder, *options)

@@ -357,11 +357,11 @@ def test_the_units_and_the_photometry_of_packed_pixels_count(tmp_path):
 @pytest.mark.parametrize("coder", [by_jpeg_lossless, by_jpeg_ls])
 @pytest.mark.parametrize(("kind", "padding"), [("u2", 63536), ("i2", -32768)])
 def test_packed_padding_may_lie_beyond_the_bits_of_values(tmp_path, coder, kind, padding):
-    """Words of 16 bits in a file that stores 12; without the others, 63536 would be the value 2096."""
+    """Words of 16 bits in a file that stores 12; without the others, 63536 would be the value 2096. An overlay is none."""
     values = drawn(kind, 12)
     beyond = np.zeros(values.shape, bool)
     beyond[:, :3] = True
-    words = np.where(beyond, padding, values).astype(kind)
+    words = np.where(beyond, padding, (values & 0xFFF) | 0x4000).astype(kind)
     syntax = uid.JPEGLosslessSV1 if coder is by_jpeg_lossless else uid.JPEGLSLossless
     found = read(written(tmp_path / "s", syntax, words, [coder(each, 16) for each in words], 12, PixelPaddingValue=padding))
     assert (np.isnan(found) == beyond).all()
