@@ -25,7 +25,7 @@ DECODER_SECONDS = 120  # of a frame
 JPEG_TILES = 4096  # tiles of a frame of JPEG 2000: each takes 7 KB before it is read; a mammograph's have 500
 
 # DICOM: a CT slice has 0.5 MiB, a mammograph 30; a segmentation of 256 slices and 5 classes 42 MiB, contours 1 to 20 MiB
-DICOM_BYTES = 160 * MIB  # bytes of a DICOM file that is read as a whole: a segmentation, contours
+DICOM_BYTES = 160 * MIB  # bytes of a DICOM file, unless VOXELS are more: with one byte each of masks, four of images
 HEAD_BYTES = 32 * MIB  # bytes of a DICOM file before its pixels, all those of an RTSTRUCT: each takes up to 40 in memory
 CONTOUR_STEPS = 2 * 10**10  # pixels, edges and pairs of corners of contours: a body on 300 slices takes 10**9; minutes
 STRUCTURES = 255  # structures of a segmentation that are classes; each is read over the whole volume

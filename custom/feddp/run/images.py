@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from feddp.data.formats.find import NIFTI, PICTURE, FoundImage, find, is_beside
-from feddp.data.formats.scan import AXES, Scan, eight_bits, in_channels
+from feddp.data.formats.scan import AXES, Scan, in_channels
 from feddp.data.pixels import scaled
 from feddp.data.preparation import PLANES, Preparation, Window
 from feddp.data.prepare.source import Source
@@ -48,8 +48,8 @@ class Reading:
 
     def pixels(self, scan: Scan) -> np.ndarray:
         """Returns the slices of 8 bits. What has 8 bits already stays: it may be a picture that a window has made."""
-        trained = self.trained.window if self.trained and scan.pixels.dtype != np.uint8 else None
-        return eight_bits(scan.pixels, self.window or trained)
+        trained = self.trained.window if self.trained and scan.deep else None
+        return scan.eight_bits(self.window or trained)
 
     def sized(self, image: np.ndarray) -> np.ndarray:
         """Returns a slice in the size to which the training images were resized before the run, if they were."""
@@ -71,7 +71,7 @@ class Reading:
         if self.window is not None:
             if self.window != trained.window and (trained.window or trained.stretched):
                 yield f"read with another --window than the network's training images: {_shown(trained.window)}"
-        elif scan.pixels.dtype == np.uint8:
+        elif not scan.deep:
             if trained.window and not trained.stretched:
                 yield f"of 8 bits, and left as they are; the training images were made with --window={_shown(trained.window)}"
         elif trained.window is None and not trained.stretched:
@@ -105,7 +105,8 @@ class InputImages:
         self._tree, self._channels, self._reading = Source(_checked(folder), reading.voxels), channels, reading
         found = find(self._tree, folder.resolve().name)
         self.entries, self.refused = found.entries, [str(error) for error in found.refused]
-        self._asides = tuple(found.notes)
+        masks = [f"left out, as masks of images: {some(found.annotations, 3)}"] if found.annotations else []
+        self._asides = (*found.notes, *masks)
         self._beside = [name for name in found.others if is_beside(name)]
         remedy = "Convert it to PNG, TIFF, NIfTI or DICOM, or leave it out"
         self.refused += [

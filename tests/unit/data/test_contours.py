@@ -6,11 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pydicom import Dataset, dcmread
-from pydicom.uid import generate_uid
+from pydicom.uid import CTImageStorage, generate_uid
 
 from feddp.data.formats.dicom import load
+from feddp.data.formats.dicom_contours import BETWEEN, EMPTY, OPEN, STRANGE
 from feddp.data.formats.dicom_masks import class_maps
 from feddp.data.formats.find import find
+from feddp.data.formats.notes import Notes
+from feddp.data.formats.outlines import NO_HOLE
 from feddp.data.prepare.folder_options import FolderOptions
 from feddp.data.prepare.own_images import prepare
 from feddp.data.prepare.own_masks import truths_of
@@ -19,6 +22,8 @@ from feddp.errors import FedDPError
 from support.scans import APART, SHAPE, contours, series
 
 BOX = [(4, 6), (4, 19), (11, 19), (11, 6)]  # the centres of the corners of rows 4 to 11 and columns 6 to 19
+ELSEWHERE = Dataset()
+ELSEWHERE.SOPClassUID, ELSEWHERE.SOPInstanceUID = CTImageStorage, generate_uid()
 INNER = [(8, 8), (8, 11), (6, 11), (6, 8)]  # the other way round; without its line, row 7 and columns 9 and 10
 
 
@@ -51,7 +56,7 @@ def also_listed(drawn, image):
     drawn.ReferencedFrameOfReferenceSequence.append(space)
 
 
-def masks(top):
+def masks(top, notes=None):
     """{series: its mask of the class lesion} of the series in top/images and the file top/masks/m.dcm."""
     tree = Source(top)
     images, found = find(tree, f"{top.name}/images"), find(tree, f"{top.name}/masks")
@@ -59,7 +64,9 @@ def masks(top):
     assert unused == []
     file = load(tree, f"{top.name}/masks/m.dcm")
     read = {each.name: each.read(tree, "axial").origin for each in images.entries}
-    return {name: class_maps(Path("m.dcm"), file, read[name], ["lesion"])[0] for name, files in truths.items() if files}
+    return {
+        name: class_maps(Path("m.dcm"), file, read[name], ["lesion"], notes=notes)[0] for name, files in truths.items() if files
+    }
 
 
 @pytest.fixture
@@ -147,9 +154,7 @@ def test_without_a_series_the_frame_of_reference_decides_if_one_series_has_it(to
 
 def test_contours_of_images_that_are_not_there_are_named(top):
     folder, images, file = top
-    strange = Dataset()
-    strange.SOPClassUID, strange.SOPInstanceUID = images[0].SOPClassUID, generate_uid()
-    changed(file, lambda drawn, found: [refer(each, strange) for each in found] and None)
+    changed(file, lambda drawn, found: [refer(each, ELSEWHERE) for each in found] and None)
     with pytest.raises(FedDPError, match="m.dcm: has contours, but none of them refers to a slice of its series"):
         masks(folder)
     changed(file, lambda drawn, found: refer(found[0], images[1]))
@@ -171,6 +176,26 @@ def test_a_contour_is_drawn_on_the_image_that_it_names(top):
     assert (masks(folder)["ct"] == boxes(1, 2)).all()
     changed(file, lambda drawn, found: lifted(found[0], 0.2))
     with pytest.raises(FedDPError, match="m.dcm: has a contour 1.6 mm away from the slice to which it refers"):
+        masks(folder)
+
+
+def test_contours_at_a_tenth_of_the_distance_between_slices_are_on_one_slice(top):
+    """0.29 mm of 3 mm, as where heights are rounded; at 0.31 mm a contour lies between slices, and is left out."""
+    folder, images, file = top
+    beside = [(row + 20, column) for row, column in BOX]
+    both = boxes(1)
+    both[1, 24:32, 6:20] = True
+    for by, wanted in ((0.29, both), (0.31, boxes(1))):
+        contours(file, images, [(1, BOX), (1, beside)])
+        changed(file, lambda drawn, found, by=by: lifted(found[1], by))
+        assert (masks(folder)["ct"] == wanted).all()
+
+
+def test_slices_that_do_not_say_where_they_lie_are_named(top):
+    folder, images, file = top
+    del images[2].ImagePositionPatient
+    images[2].save_as(folder / "images/ct/2.dcm", enforce_file_format=True)
+    with pytest.raises(FedDPError, match="ct/2.dcm: has no ImagePositionPatient"):
         masks(folder)
 
 
@@ -216,6 +241,27 @@ def test_points_and_open_lines_are_no_area(top, kind):
 
 
 @pytest.mark.parametrize(
+    ("what", "corners", "change"),
+    [
+        (NO_HOLE, INNER[::-1], lambda contour: None),
+        (BETWEEN, BOX, lambda contour: lifted(contour, 1)),
+        (STRANGE, BOX, lambda contour: refer(contour, ELSEWHERE)),
+        (OPEN, BOX, lambda contour: setattr(contour, "ContourGeometricType", "OPEN_PLANAR")),
+        (EMPTY, [(2.1, 2), (2.9, 9)], lambda contour: None),
+        (None, BOX, lambda contour: None),
+    ],
+)
+def test_contours_that_add_nothing_are_told(top, what, corners, change):
+    """Two of them beside the square, without a pixel on a slice of their own. One that is drawn twice is told once."""
+    folder, images, file = top
+    contours(file, images, [(1, BOX), *[(2 if what == EMPTY else 1, corners)] * 2])
+    changed(file, lambda drawn, found: [change(each) for each in found[1:]] and None)
+    notes = Notes()
+    assert (masks(folder, notes)["ct"] == boxes(1)).all()
+    assert notes == ({(what, Path("m.dcm")): 1 if what == NO_HOLE else 2} if what else {})
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda contour: setattr(contour, "ContourGeometricType", "SPIRAL"), "has a contour of an unknown kind, SPIRAL"),
@@ -234,6 +280,18 @@ def test_a_structure_that_nobody_has_drawn_is_empty(top):
     folder, _, file = top
     changed(file, lambda drawn, found: delattr(drawn.ROIContourSequence[0], "ContourSequence"))
     assert not masks(folder)["ct"].any()
+
+
+def test_a_number_of_two_structures_is_named(top):
+    folder, _, file = top
+
+    def twice(drawn, found):
+        drawn.StructureSetROISequence.append(deepcopy(drawn.StructureSetROISequence[0]))
+        drawn.StructureSetROISequence[1].ROIName = "spleen"
+
+    changed(file, twice)
+    with pytest.raises(FedDPError, match="m.dcm: has two structures of the ROINumber 3, lesion and spleen. Export it again"):
+        masks(folder)
 
 
 # -- which structure ---------------------------------------------------------------------------------------------------

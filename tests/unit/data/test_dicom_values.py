@@ -70,10 +70,28 @@ def test_padding_is_black_and_does_not_move_the_window(tmp_path, pixels, changes
     assert (eight_bits(found, window)[0][~PADDED] == eight_bits(bare, window)[0][~PADDED]).all()
 
 
-def test_padding_of_8_bits_becomes_black_and_other_values_stay(tmp_path):
-    found = written(tmp_path / "s", padded("<u1", 255), PixelPaddingValue=255, RescaleSlope=None, RescaleIntercept=None)
-    assert found.dtype == np.uint8
-    assert (found[0] == np.where(PADDED, 0, RAMP)).all()
+@pytest.mark.parametrize("white", [True, False])
+def test_padding_of_8_bits_becomes_black_and_other_values_stay(tmp_path, white):
+    """In a window too: from -100 to 155, a value v becomes v + 100. MONOCHROME1 turns values, not padding."""
+    changes = {"RescaleSlope": None, "RescaleIntercept": None} | ({} if white else {"PhotometricInterpretation": "MONOCHROME1"})
+    written(tmp_path / "s", padded("<u1", 255), PixelPaddingValue=255, **changes)
+    (entry,) = find(Source(tmp_path), tmp_path.name).entries
+    found, wanted = entry.read(Source(tmp_path), "axial"), RAMP if white else 255 - RAMP
+    assert not found.deep
+    assert (found.eight_bits(None)[0] == np.where(PADDED, 0, wanted)).all()
+    assert (found.eight_bits((-100, 155))[0] == np.where(PADDED, 0, np.minimum(wanted + 100, 255))).all()
+
+
+@pytest.mark.parametrize("scaled", [0, 1])
+def test_padding_counts_for_nothing_where_slices_of_8_bits_lie_beside_scaled_ones(tmp_path, scaled):
+    images = series(tmp_path / "s", slices=2)
+    for number, image in enumerate(images):
+        image.BitsAllocated, image.BitsStored, image.HighBit, image.PixelRepresentation = 8, 8, 7, 0
+        image.PixelData, image.PixelPaddingValue = padded("<u1", 255).tobytes(), 255
+        image.RescaleIntercept, image.RescaleSlope = 0, 2 if number == scaled else 1
+        image.save_as(tmp_path / f"s/{image.InstanceNumber}.dcm", enforce_file_format=True)
+    wanted = np.stack([RAMP * (2 if number == scaled else 1) for number in range(2)])
+    assert np.array_equal(read(tmp_path / "s"), np.where(PADDED, np.nan, wanted), equal_nan=True)
 
 
 def test_padding_written_as_unsigned_beside_signed_values_and_without_types(tmp_path):

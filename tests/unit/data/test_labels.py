@@ -1,6 +1,7 @@
 """What a mask's values are: two levels as they were drawn, through JPEG and scaling too; anything else is refused by name."""
 
 import io
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from PIL import Image, ImageFilter
 from scipy.ndimage import distance_transform_edt
 
+from feddp.data.formats import stack
 from feddp.data.formats.labels import by_colour, by_value, in_one, require_nested
 from feddp.errors import BadFile
 
@@ -299,3 +301,19 @@ def test_one_pixel_outside_is_said():
     maps = np.stack([boxes((2, 2, 6, 6)), boxes((4, 4, 5, 2))]).astype(bool)
     with pytest.raises(BadFile, match="of cup, 2 of 10 pixels lie outside disc"):
         in_one(maps, None, ("disc", "cup"), FILE)
+
+
+def test_the_masks_of_a_large_volume_take_the_memory_of_some_slices(monkeypatch):
+    """60 slices of 10,000 pixels: 600,000 bytes of one class as 8 bits, and four times that as numbers."""
+    monkeypatch.setattr(stack, "IN_MEMORY", 0)
+    values, maps = stack.room((60, 100, 100), np.float32), stack.room((2, 60, 100, 100), bool)
+    drawn = disc(100, 30)
+    values[:], maps[:] = drawn, drawn
+    tracemalloc.start()
+    try:
+        assert by_value(FILE, values, 1, None).sum() == 60 * drawn.sum()
+        assert in_one(maps, None, ["outer", "inner"], FILE).max() == 2
+        require_nested(FILE, maps[0].view(np.uint8), ["outer", "inner"])
+        assert tracemalloc.get_traced_memory()[1] < 300_000
+    finally:
+        tracemalloc.stop()

@@ -1,11 +1,12 @@
 """Polygons as pixels, against DICOM PS3.3 C.8.8.6.3, exact arithmetic, and masks whose outlines are drawn by other programs."""
 
+from collections import Counter
 from fractions import Fraction
 
 import numpy as np
 import pytest
 
-from feddp.data.formats.outlines import TOUCH, exclusive, united
+from feddp.data.formats.outlines import NO_HOLE, TOUCH, TWICE, exclusive, united
 
 SHAPE = (14, 14)
 
@@ -82,6 +83,23 @@ def test_a_contour_twice_is_the_contour_once(again):
     assert (united([OUTER, drawn(OUTER)[again]], SHAPE) == once).all()
     assert (united([OUTER, drawn(OUTER)[again], INNER], SHAPE) == RING).all()
     assert (united([OUTER, INNER, INNER], SHAPE) == RING).all()
+
+
+def test_what_may_be_meant_otherwise_is_counted():
+    """A contour within another one in its direction; a line of diagonal steps twice, in both directions, as of a ring."""
+    diamond = np.array([(3, 6), (6, 9), (9, 6), (6, 3)], float)
+    for polygons, wanted in (
+        ([OUTER, INNER[::-1]], {NO_HOLE: 1}),
+        ([OUTER, INNER, ISLAND[::-1]], {NO_HOLE: 1}),
+        ([OUTER, INNER, ISLAND], {}),
+        ([OUTER, OUTER, OUTER[::-1]], {}),
+        ([OUTER, box(5, 13)], {}),
+        ([diamond, diamond[::-1]], {TWICE: 1}),
+        ([diamond, diamond], {}),
+    ):
+        doubts = Counter()
+        united(polygons, SHAPE, doubts)
+        assert doubts == wanted
 
 
 def test_overlapping_contours_are_united_in_whatever_direction():

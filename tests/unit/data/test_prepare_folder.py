@@ -378,15 +378,19 @@ def test_a_class_that_no_mask_holds_is_said(source, feddp, tmp_path):
     assert "clinic: no mask holds tumuor; masks of that class are empty, unless its name or value is another" in out
 
 
-@pytest.mark.parametrize("classes", ["polyp", "disc,cup"])
-def test_masks_that_may_be_inverted_are_said_unless_one_is_not(source, feddp, tmp_path, classes):
-    folder = source(mask=lambda f, p: Image.fromarray((1 - p) * (255 if classes == "polyp" else 1)).save(f"{f}.png"))
-    said = "clinic: in every mask, the classes cover more than half of the image and of its border"
-    for out in ("inverted", "one is not"):
-        code, text, err = feddp("data", "prepare", "folder", "--source", folder, "--out", tmp_path / out, "--classes", classes)
-        assert code == 0, err
-        assert (said in text) == (out == "inverted")
-        Image.fromarray(BOX).save(folder / "clinic/masks/p3.png")
+@pytest.mark.parametrize(("classes", "labels"), [("lesion", "nested"), ("lesion,core", "nested"), ("core,lesion", "exclusive")])
+def test_masks_that_may_be_inverted_are_said(source, feddp, tmp_path, classes, labels):
+    """96 of 120 pixels with the border; a mask of 80 within a border of background is large, and no more."""
+    value = 255 if classes == "lesion" else classes.split(",").index("lesion") + 1
+    large, inverted = np.zeros((12, 10), np.uint8), np.full((12, 10), value, np.uint8)
+    large[1:11, 1:9], inverted[4:8, 2:8] = value, 0
+    if classes == "lesion,core":
+        inverted[:4] = 2  # within the lesion, of which no half would be left beside it
+    folder = source(mask=lambda file, _: Image.fromarray(inverted if file.name == "p3" else large).save(f"{file}.png"))
+    options = ("--out", tmp_path / "out", "--classes", classes, "--labels", labels)
+    code, out, err = feddp("data", "prepare", "folder", "--source", folder, *options)
+    what = "lesion covers more than half of 1 image(s) and of their borders, p3 first; if that is the background, the masks are"
+    assert [line for line in (out + err).splitlines() if "half" in line] == [f"clinic: {what} inverted"]
 
 
 def test_an_outer_class_that_the_inner_one_fills_is_there(source, feddp, tmp_path):
@@ -835,6 +839,7 @@ def test_a_slice_twice_and_a_localizer_are_named(refused, tmp_path):
     folder = tmp_path / "source/clinic/images/anna"
     images = series(folder)
     contours(tmp_path / "source/clinic/masks/anna.dcm", images, [(0, [(1, 1), (1, 5), (5, 5)])])
+    images[1].PixelData = images[0].PixelData
     images[1].save_as(folder / "again.dcm", enforce_file_format=True)
     assert "lies at the place of another slice" in refused(tmp_path / "source")
     images[1].ImageOrientationPatient = [1, 0, 0, 0, 0, -1]

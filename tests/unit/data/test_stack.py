@@ -37,6 +37,17 @@ def test_values_have_8_bits_as_long_as_all_slices_have(place):
     found = gathered.ordered(np.arange(3))
     assert found.dtype == np.float32
     assert found[:, 0, 0].tolist() == [200, 201, -7]
+    assert not gathered.eight
+
+
+def test_masked_values_have_no_number_and_the_others_still_have_8_bits(place):
+    gathered, values = Stack(), np.array([[5, 7]], np.uint8)
+    gathered.add(np.ma.array(values, mask=False), 3)
+    gathered.add(np.ma.array(values, mask=values == 5), 3)
+    gathered.add(values, 3)
+    found = gathered.ordered(np.arange(3))
+    assert np.array_equal(found[:, 0], [[5, 7], [np.nan, 7], [5, 7]], equal_nan=True)
+    assert gathered.eight
 
 
 def test_a_disk_without_room_is_named(monkeypatch):

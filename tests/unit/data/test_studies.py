@@ -20,14 +20,16 @@ from pydicom.uid import (
 )
 
 from feddp.data.formats.dicom import load
-from feddp.data.formats.dicom_masks import class_maps
+from feddp.data.formats.dicom_masks import class_maps, joined_maps
+from feddp.data.formats.dicom_segments import STRANGE
 from feddp.data.formats.find import find
+from feddp.data.formats.notes import Notes
 from feddp.data.formats.write import write_seg
 from feddp.data.prepare.own_masks import truths_of
 from feddp.data.prepare.source import Source
 from feddp.errors import FedDPError
 from feddp.run.images import InputImages, Reading
-from support.scans import APART, SHAPE, SPACING, series, square
+from support.scans import APART, SHAPE, SPACING, contours, series, square
 
 SQUARES = np.zeros((4, *SHAPE), bool)
 for _number in range(4):
@@ -44,6 +46,8 @@ OTHERS = {
     "Key Object Selection": {"SOPClassUID": "", "Modality": "KO"},
     "Grayscale Softcopy Presentation State": {"SOPClassUID": "1.2.840.10008.5.1.4.1.1.11.1", "Modality": ""},
     "Secondary Capture": {"SOPClassUID": SecondaryCaptureImageStorage, "Modality": "CT"},
+    "Surface Segmentation": {"SOPClassUID": "1.2.840.10008.5.1.4.1.1.66.5", "Modality": "SEG"},
+    "private data without an image": {"SOPClassUID": "1.3.12.2.1107.5.9.1", "Rows": None},  # Siemens' CSA
     "localizer": {"ImageType": ["ORIGINAL", "PRIMARY", "LOCALIZER"]},
     "RT Image": {"SOPClassUID": f"{RT}1", "Modality": "RTIMAGE"},
 }
@@ -107,11 +111,20 @@ def test_where_there_is_nothing_else_these_are_the_images(tmp_path, kind):
     assert (len(found.entries), list(found.notes)) == (2, [])
 
 
+def test_a_copy_of_a_slice_is_left_out_with_a_note(tmp_path):
+    series(tmp_path / "ct")
+    (tmp_path / "ct/again.dcm").write_bytes((tmp_path / "ct/2.dcm").read_bytes())
+    found = find(Source(tmp_path), tmp_path.name)
+    assert [len(entry.files) for entry in found.entries] == [4]
+    assert list(found.notes) == [f"left out, as copies of other files: {tmp_path.name}/ct/again.dcm"]
+
+
 def test_a_folder_without_an_image_says_what_it_holds(tmp_path):
     images = series(tmp_path / "ct", slices=1)
     (tmp_path / "ct/1.dcm").unlink()
     beside(images[0], tmp_path / "ct/dose.dcm", OTHERS["RT Dose"])
-    with pytest.raises(FedDPError, match=r"holds no image \(left out, as RT Dose: .*/ct/dose.dcm\)"):
+    contours(tmp_path / "ct/drawn.dcm", images, [])
+    with pytest.raises(FedDPError, match=r"holds no image \(left out, as RT Dose: .*/ct/dose.dcm\) \(left out, as masks of "):
         InputImages(tmp_path, 1, Reading())
 
 
@@ -135,11 +148,11 @@ def segmentation(images, pixels, kind="BINARY", labels=("lesion",), **options):
     return Segmentation(images, pixels, kind, described, *uids, **options)
 
 
-def maps(top, made, classes=("lesion",)):
+def maps(top, made, classes=("lesion",), notes=None):
     made.save_as(top / "m.dcm")
     tree = Source(top)
     (entry,) = find(tree, f"{top.name}/s").entries
-    return class_maps(Path("m.dcm"), load(tree, f"{top.name}/m.dcm"), entry.read(tree, "axial").origin, classes)
+    return class_maps(Path("m.dcm"), load(tree, f"{top.name}/m.dcm"), entry.read(tree, "axial").origin, classes, notes=notes)
 
 
 BOTH = np.stack([SQUARES, np.roll(SQUARES, 3, axis=2)], axis=-1)  # overlapping
@@ -186,14 +199,15 @@ def test_frames_of_one_bit_per_pixel_may_start_within_a_byte(tmp_path):
     assert (maps(tmp_path, segmentation(images, drawn.astype(np.uint8)))[0] == drawn).all()
 
 
-def test_a_segmentation_may_have_as_many_voxels_as_a_volume(tmp_path):
+def test_each_segment_may_have_as_many_voxels_as_a_volume(tmp_path):
+    """A file of 1000 slices and 5 organs has 5000 frames."""
     images = series(tmp_path / "s")
-    segmentation(images, SQUARES.astype(np.uint8)).save_as(tmp_path / "m.dcm")
+    segmentation(images, BOTH.astype(np.uint8), labels=("lesion", "other")).save_as(tmp_path / "m.dcm")
     most = SQUARES.size
     scan = find(Source(tmp_path), f"{tmp_path.name}/s").entries[0].read(Source(tmp_path), "axial")
     file, dataset = Path("m.dcm"), load(Source(tmp_path), f"{tmp_path.name}/m.dcm")
     assert class_maps(file, dataset, scan.origin, ("lesion",), most).any()
-    with pytest.raises(FedDPError, match=f"m.dcm: has 4 frames of .*the limit is {most - 1:,} voxels.*--voxels"):
+    with pytest.raises(FedDPError, match=f"m.dcm: has 8 frames of .*the limit is {2 * most - 2:,} voxels.*--voxels"):
         class_maps(file, dataset, scan.origin, ("lesion",), most - 1)
 
 
@@ -238,6 +252,58 @@ def test_a_seg_of_a_part_of_its_slices_is_named_with_the_remedy(tmp_path):
     made.Rows = SHAPE[0] - 1
     with pytest.raises(FedDPError, match="m.dcm: has .* pixels.* Put the structures into one file that covers whole slices"):
         maps(tmp_path, made)
+
+
+def test_a_seg_of_other_pixels_or_numbers_is_named(tmp_path):
+    """Pixels of another size would put the same shape at another place; a number of two segments says neither's name."""
+    images = series(tmp_path / "s")
+    made = segmentation(images, BOTH.astype(np.uint8), labels=("lesion", "other"))
+    measures = made.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence[0]
+    measures.PixelSpacing = [1.0004 * size for size in SPACING]
+    assert (maps(tmp_path, made)[0] == SQUARES).all()
+    measures.PixelSpacing = [2 * size for size in SPACING]
+    with pytest.raises(FedDPError, match="m.dcm: has pixels of 1 x 1.6 mm, but its series of 0.5 x 0.8 mm"):
+        maps(tmp_path, made)
+    made.SegmentSequence[1].SegmentNumber = 1
+    with pytest.raises(FedDPError, match="m.dcm: has two structures of the SegmentNumber 1, lesion and other"):
+        maps(tmp_path, made)
+
+
+def test_frames_of_images_that_are_not_there_are_told(tmp_path):
+    """Those of slices 0 and 3, of the class; of another segment it does not matter."""
+    images, notes = series(tmp_path / "s"), Notes()
+    made = segmentation(images, BOTH.astype(np.uint8), labels=("lesion", "other"))
+    for number in (4, 1):
+        (tmp_path / f"s/{number}.dcm").unlink()
+    assert (maps(tmp_path, made, notes=notes)[0] == SQUARES[1:3]).all()
+    assert notes == {(STRANGE, Path("m.dcm")): 2}
+
+
+def test_files_of_one_structure_each_are_read_together(tmp_path):
+    """A SEG and its copy, an RTSTRUCT, and one of no class. Two files of one class may be of two people: they are named."""
+    images, top = series(tmp_path / "top/images/s"), tmp_path / "top"
+    (top / "masks").mkdir()
+    for name, label in (("a", "Lesion"), ("b", "ruler")):
+        segmentation(images, SQUARES.astype(np.uint8), labels=(label,)).save_as(top / f"masks/{name}.dcm")
+    (top / "images/a.dcm").write_bytes((top / "masks/a.dcm").read_bytes())
+    contours(top / "masks/c.dcm", images, [(1, [(30, 2), (30, 9), (39, 9), (39, 2)])], "spleen")
+
+    def joined(*classes):
+        tree, notes = Source(top), Notes()
+        (entry,) = find(tree, "top/images").entries
+        truths, _ = truths_of(tree, find(tree, "top/images"), find(tree, "top/masks"), classes)
+        return joined_maps(tree, truths["s"], entry.read(tree, "axial").origin, classes, notes), notes
+
+    spleen = np.zeros_like(SQUARES)
+    spleen[1, 30:40, 2:10] = True
+    found, notes = joined("spleen", "absent", "lesion")
+    assert (found == [spleen, np.zeros_like(spleen), SQUARES]).all()
+    assert notes == {("files of masks without a structure of the classes are left out", top / "masks/b.dcm"): 1}
+    with pytest.raises(FedDPError, match="a.dcm: is one of 3 files of masks of its series, and none has a structure of the cl"):
+        joined("absent")
+    segmentation(images, SQUARES.astype(np.uint8)).save_as(top / "masks/d.dcm")
+    with pytest.raises(FedDPError, match="d.dcm: has lesion, and so has .*a.dcm of the same series. Keep one"):
+        joined("spleen", "lesion")
 
 
 @pytest.mark.parametrize("which", ["no series", "none of these series"])

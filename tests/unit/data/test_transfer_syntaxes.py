@@ -93,6 +93,10 @@ def test_values_of_fewer_bits_than_a_file_says_are_read(tmp_path):
     assert found.dtype == np.float32
 
 
+def by_jpeg_lossless(values, bits):
+    return encode(patterns(values, bits), bits)
+
+
 def by_jpeg_ls(values, bits):
     return imagecodecs.jpegls_encode(patterns(values, bits))
 
@@ -348,6 +352,20 @@ def test_the_units_and_the_photometry_of_packed_pixels_count(tmp_path):
     changes = {"PhotometricInterpretation": "MONOCHROME1", "RescaleSlope": 2, "RescaleIntercept": -1000}
     folder = written(tmp_path / "s", uid.JPEGLosslessSV1, values, [encode(each, 12) for each in values], 12, **changes)
     assert (read(folder) == (4095 - values.astype(int)) * 2 - 1000).all()
+
+
+@pytest.mark.parametrize("coder", [by_jpeg_lossless, by_jpeg_ls])
+@pytest.mark.parametrize(("kind", "padding"), [("u2", 63536), ("i2", -32768)])
+def test_packed_padding_may_lie_beyond_the_bits_of_values(tmp_path, coder, kind, padding):
+    """Words of 16 bits in a file that stores 12; without the others, 63536 would be the value 2096. An overlay is none."""
+    values = drawn(kind, 12)
+    beyond = np.zeros(values.shape, bool)
+    beyond[:, :3] = True
+    words = np.where(beyond, padding, (values & 0xFFF) | 0x4000).astype(kind)
+    syntax = uid.JPEGLosslessSV1 if coder is by_jpeg_lossless else uid.JPEGLSLossless
+    found = read(written(tmp_path / "s", syntax, words, [coder(each, 16) for each in words], 12, PixelPaddingValue=padding))
+    assert (np.isnan(found) == beyond).all()
+    assert (found[~beyond] == values[~beyond]).all()
 
 
 # -- what is not read -------------------------------------------------------------------------------------------------

@@ -64,6 +64,21 @@ def number_of(file: Path, dataset: Dataset, keyword: str) -> float:
     return float(numbers_of(file, dataset, keyword, 1)[0])
 
 
+def named(file: Path, items: Sequence[Dataset], number: str, name: str) -> dict[int, str]:
+    """Returns {number: name} of items, which have these two attributes.
+
+    Raises:
+        BadFile: a number is missing, or is that of two names. Names `file`.
+    """
+    found: dict[int, str] = {}
+    for item in items:
+        key, text = int(number_of(file, item, number)), text_of(item, name)
+        if found.setdefault(key, text) != text:
+            what = f"has two structures of the {number} {key}, {short(found[key], 64)} and {short(text, 64)}"
+            raise BadFile(Problem(file, what, AGAIN))
+    return found
+
+
 def lacking(file: Path, dataset: Dataset, keyword: str) -> BadFile:
     """Returns the error of an attribute that is missing, empty or unreadable."""
     if not given(dataset, keyword):

@@ -70,8 +70,7 @@ def unpacked_frame(file: Path, dataset: Dataset, packed: bytes) -> np.ndarray:
         what = f"holds packed values of {header.bits} bits, but its header says {allocated}"
         raise BadFile(Problem(file, what, AGAIN))
     codec = CODECS[syntax][0]
-    if codec != JPEG:
-        bits = min(bits, header.bits) if codec == JPEG_LS else header.bits
+    bits = max(bits, header.bits) if codec == JPEG else header.bits
     if codec != JPEG_2000 or header.signed != bool(signed):
         values = _of_sign(values, bits, bool(signed))
     values = values.astype(f"{'i' if signed else 'u'}{allocated // 8}")

@@ -100,7 +100,7 @@ def load(tree: Source, name: str, pixels: bool = True) -> Dataset:
     Raises:
         InputError: the file is too large or broken. Names the file.
     """
-    with opened(tree, name, DICOM_BYTES if pixels else largest(tree)) as (dataset, found):
+    with opened(tree, name, largest(tree, each=1) if pixels else largest(tree)) as (dataset, found):
         if found is None or not pixels:
             return dataset
         with guarded(tree.shown(name), BROKEN):
@@ -108,9 +108,9 @@ def load(tree: Source, name: str, pixels: bool = True) -> Dataset:
             return read_partial(found.stream, lambda tag, vr, length: tag.group > _PIXELS)
 
 
-def largest(tree: Source) -> int:
-    """Returns how many bytes a file of images may have."""
-    return max(DICOM_BYTES, HEAD_BYTES + WIDEST * tree.voxels)
+def largest(tree: Source, each: int = WIDEST) -> int:
+    """Returns how many bytes a file of images may have, with so many for each voxel."""
+    return max(DICOM_BYTES, HEAD_BYTES + each * tree.voxels)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Masks of a DICOM series from the contours of an RTSTRUCT."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 from pydicom import Dataset
 
-from feddp.data.formats.attributes import items_of, lacking, number_of, numbers_of, text_of
-from feddp.data.formats.dicom_series import EXPORT, Series, axes, place, spacing_of
+from feddp.data.formats.attributes import items_of, lacking, named, number_of, numbers_of, text_of
+from feddp.data.formats.dicom_series import EXPORT, Series, axes, require_placed, spacing_of
+from feddp.data.formats.notes import Notes
 from feddp.data.formats.outlines import exclusive, reach, united
 from feddp.data.formats.scan import finite
 from feddp.data.formats.stack import room
@@ -17,8 +18,13 @@ from feddp.errors import BadFile, Problem
 from feddp.limits import CONTOUR_STEPS
 from feddp.reading import short
 
-NEAR = 0.5  # the largest distance of a contour from its slice: of the distance between slices, or in mm if there is one slice
-LEVEL = 0.01  # mm: contours of a slice that differ less in height belong together
+# in parts of the distance between slices, or in mm if there is one slice:
+NEAR = 0.5  # the largest distance of a contour from its slice
+LEVEL = 0.1  # contours of a slice that differ less in height belong together
+BETWEEN = "contours between slices are left out where the slice has its own"
+STRANGE = "contours on images that are not in the series are left out"
+OPEN = "contours of points and open lines are left out"
+EMPTY = "contours that hold no centre of a pixel leave their slice empty"
 _CLOSED, _EXCLUSIVE = "CLOSED_PLANAR", "CLOSEDPLANAR_XOR"
 _NO_AREA = ("POINT", "OPEN_PLANAR", "OPEN_NONPLANAR")
 
@@ -42,8 +48,7 @@ class Contour:
 
 def names_of(file: Path, dataset: Dataset) -> dict[int, str]:
     """Returns {number of a structure: its name}."""
-    structures = items_of(dataset, "StructureSetROISequence")
-    return {int(number_of(file, item, "ROINumber")): text_of(item, "ROIName") for item in structures}
+    return named(file, items_of(dataset, "StructureSetROISequence"), "ROINumber", "ROIName")
 
 
 def bodies_of(dataset: Dataset) -> frozenset[str]:
@@ -77,16 +82,20 @@ def frames_of_structures(dataset: Dataset) -> dict[str, str]:
     return {number: frame for number, frame in found.items() if frame}
 
 
-def contour_maps(file: Path, dataset: Dataset, origin: Series, chosen: Mapping[int, int], classes: int) -> np.ndarray:
+def contour_maps(
+    file: Path, dataset: Dataset, origin: Series, chosen: Mapping[int, int], classes: int, notes: Notes
+) -> np.ndarray:
     """Returns boolean maps (classes, S, H, W) of structures, `chosen` as {number of a structure: index of its class}.
 
     A contour that says on which images it was drawn counts for these alone. Contours that surround no area are left out.
+    `notes` gets what is left out, and what may be meant otherwise.
 
     Raises:
         BadFile: a contour lies beside the slices or across them, is no list of points or of an unknown kind, or none of a
-            structure surrounds an area or belongs to the series. Names `file`.
+            structure surrounds an area or belongs to the series. Names `file`; or the slices do not say where they lie.
     """
-    first = origin.slices[0]
+    require_placed(origin)
+    first, said = origin.slices[0], Counter[str]()
     maps = room((classes, len(origin.slices), int(first.Rows), int(first.Columns)), bool)
     maps[:] = False
     left, lost = CONTOUR_STEPS, []
@@ -99,14 +108,18 @@ def contour_maps(file: Path, dataset: Dataset, origin: Series, chosen: Mapping[i
             continue
         given = items_of(structure, "ContourSequence")
         elsewhere = _is_elsewhere(dataset, text_of(structure, "ReferencedROINumber"), origin)
-        own = [each for each in given if drawn_on(each) & origin.uids or not (drawn_on(each) or elsewhere)]
+        own = [each for each in given if drawn_on(each) & origin.uids.keys() or not (drawn_on(each) or elsewhere)]
         if given and not own:
             lost.append(number)
-        for place_number, contours in _by_slice(file, own, origin).items():
+        said[STRANGE] += len(given) - len(own)
+        for place_number, contours in _by_slice(file, own, origin, said).items():
             left -= _steps(contours, maps.shape[2:])
             if left < 0:
                 raise BadFile(Problem(file, "has contours of too many corners", "Leave out the structures that are no class"))
-            maps[chosen[number], place_number] |= pixels_of(contours, maps.shape[2:])
+            pixels = pixels_of(contours, maps.shape[2:], said)
+            said[EMPTY] += 0 if pixels.any() else len(contours)
+            maps[chosen[number], place_number] |= pixels
+    notes.update({(what, file): count for what, count in said.items() if count})
     if lost and len(lost) == len(chosen):
         raise BadFile(Problem(file, "has contours, but none of them refers to a slice of its series", EXPORT))
     return maps
@@ -119,19 +132,23 @@ def _is_elsewhere(dataset: Dataset, number: str, origin: Series) -> bool:
     return frame in spaces and origin.series in listed and origin.series not in spaces[frame]
 
 
-def pixels_of(contours: Sequence[Contour], shape: tuple[int, ...]) -> np.ndarray:
+def pixels_of(contours: Sequence[Contour], shape: tuple[int, ...], doubts: Counter[str]) -> np.ndarray:
     """Returns the pixels (H, W) of a structure on a slice, from all its contours there (DICOM PS3.3 C.8.8.6.3).
 
     Those of CLOSED_PLANAR make one area, with holes where one of them lies in another and is drawn in the other direction.
     With this area, those of CLOSEDPLANAR_XOR are combined by exclusive or. Every line belongs to the structure.
+    `doubts` is that of `united`.
     """
     plain = [each.corners for each in contours if not each.exclusive]
-    whole = united(plain, shape) if plain else np.zeros(shape, bool)
+    whole = united(plain, shape, doubts) if plain else np.zeros(shape, bool)
     return exclusive(whole, [each.corners for each in contours if each.exclusive])
 
 
-def _by_slice(file: Path, contours: Sequence[Dataset], origin: Series) -> dict[int, list[Contour]]:
-    """Returns the closed contours of a structure by the index of their slice, without those that lie between slices."""
+def _by_slice(file: Path, contours: Sequence[Dataset], origin: Series, said: Counter[str]) -> dict[int, list[Contour]]:
+    """Returns the closed contours of a structure by the index of their slice, without those that lie between slices.
+
+    `said` counts what is left out.
+    """
     found = list(_closed(file, contours, origin))
     if contours and not found:
         kinds = ", ".join(sorted({text_of(each, "ContourGeometricType") for each in contours}))
@@ -141,13 +158,20 @@ def _by_slice(file: Path, contours: Sequence[Dataset], origin: Series) -> dict[i
         nearest[each.number] = min(each.away, nearest.get(each.number, each.away))
     slices: dict[int, list[Contour]] = defaultdict(list)
     for each in found:
-        if each.away <= nearest[each.number] + LEVEL:
+        if each.away <= nearest[each.number] + LEVEL * _apart(origin):
             slices[each.number].append(each)
+    said[OPEN] += len(contours) - len(found)
+    said[BETWEEN] += len(found) - sum(map(len, slices.values()))
     return slices
 
 
+def _apart(origin: Series) -> float:
+    """Returns the least distance between slices in mm; 1 if there is one slice."""
+    heights = origin.places @ axes(origin.slices[0])[2]
+    return float(np.diff(heights).min()) if len(heights) > 1 else 1.0
+
+
 def _closed(file: Path, contours: Sequence[Dataset], origin: Series) -> Iterator[Contour]:
-    places = np.stack([place(each) for each in origin.slices])
     for contour in contours:
         kind = (text_of(contour, "ContourGeometricType") or _CLOSED).upper()
         if kind in _NO_AREA:
@@ -155,29 +179,26 @@ def _closed(file: Path, contours: Sequence[Dataset], origin: Series) -> Iterator
         if kind != _CLOSED and kind.replace("_", "") != _EXCLUSIVE.replace("_", ""):
             raise BadFile(Problem(file, f"has a contour of an unknown kind, {short(kind, 40)}", EXPORT))
         points = numbers_of(file, contour, "ContourData", 0).reshape(-1, 3)
-        yield Contour(*_placed(file, points, origin, places, drawn_on(contour)), kind != _CLOSED)
+        yield Contour(*_placed(file, points, origin, drawn_on(contour)), kind != _CLOSED)
 
 
-def _placed(
-    file: Path, points: np.ndarray, origin: Series, places: np.ndarray, drawn: set[str]
-) -> tuple[int, float, np.ndarray]:
+def _placed(file: Path, points: np.ndarray, origin: Series, drawn: set[str]) -> tuple[int, float, np.ndarray]:
     """Returns the index of a contour's slice, how far it is away in mm, and its corners (N, 2) as rows and columns of pixels.
 
     The slice is the nearest of those on which the contour was `drawn`; of all, if it does not say so. The centre of a pixel
     has whole coordinates (DICOM PS3.3 C.7.6.2.1.1).
     """
     row, column, normal = axes(origin.slices[0])
-    positions, heights = places @ normal, points @ normal
-    uids = [text_of(each, "SOPInstanceUID") for each in origin.slices]
-    apart = np.abs(positions - heights.mean())
-    number = int(np.where([not drawn or uid in drawn for uid in uids], apart, np.inf).argmin())
-    offset = points - places[number]
-    down, across = spacing_of(file, origin.slices[0])
+    own, heights = origin.named(drawn), points @ normal
+    apart = np.abs(origin.places[own] @ normal - heights.mean())
+    number, away = own[int(apart.argmin())], float(apart.min())
+    offset = points - origin.places[number]
+    down, across = spacing_of(origin.files[0], origin.slices[0])
     corners = np.stack([offset @ column / down, offset @ row / across], axis=1)
     if not finite(corners) or not finite(heights):
         raise BadFile(Problem(file, "has a contour with a corner that is no number", EXPORT))
-    most = NEAR * (float(np.diff(positions).min()) if len(positions) > 1 else 1.0) + 1e-3
-    if (away := float(apart[number])) > most:
+    most = NEAR * _apart(origin) + 1e-3
+    if away > most:
         which = "the slice to which it refers" if drawn else "the nearest slice of its series"
         raise BadFile(Problem(file, f"has a contour {away:.1f} mm away from {which}", EXPORT))
     if np.ptp(heights) > most:

@@ -3,9 +3,9 @@
 import re
 
 from pydicom import Dataset
-from pydicom.uid import UID, RTImageStorage, RTStructureSetStorage, SegmentationStorage
+from pydicom.uid import UID, RTImageStorage, RTStructureSetStorage, SegmentationStorage, SurfaceSegmentationStorage
 
-from feddp.data.formats.attributes import text_of
+from feddp.data.formats.attributes import given, text_of
 
 SEG, CONTOURS = "SEG", "RTSTRUCT"  # modalities that hold masks
 _LABEL_MAP = "1.2.840.10008.5.1.4.1.1.66.7"  # the class of segmentations as maps of labels
@@ -19,13 +19,14 @@ _OTHERS = {
     **{"M3D": "Model", "AU": "Audio", "HD": "Waveform", "EPS": "Waveform", "EEG": "Waveform", "SMR": "Relationship"},
 }
 _SCOUTS = re.compile(r"\b(locali[sz]ers?|scouts?|topograms?|surview|scanogram)\b", re.IGNORECASE)
+PRIVATE = "private data without an image"  # as scanners put beside their images
 CAPTURE, SCOUT, PLANAR = "Secondary Capture", "localizer", "RT Image"
 
 
 def mask_kind(dataset: Dataset) -> str:
     """Returns SEG or CONTOURS; "" if the file holds no masks."""
-    modality = text_of(dataset, "Modality").upper()
-    return _MASKS.get(_class(dataset), modality if modality in (SEG, CONTOURS) else "")
+    modality, sort = text_of(dataset, "Modality").upper(), _class(dataset)
+    return _MASKS.get(sort, modality if modality in (SEG, CONTOURS) and sort != SurfaceSegmentationStorage else "")
 
 
 def other_kind(dataset: Dataset) -> str:
@@ -36,7 +37,9 @@ def other_kind(dataset: Dataset) -> str:
     modality = text_of(dataset, "Modality").upper()
     if modality in _OTHERS:
         return _OTHERS[modality]
-    if not name.endswith("Storage") or "Image Storage" in name or name == _VOLUMES:  # of unknown classes, it is the UID
+    if name and not name.endswith("Storage") and not given(dataset, "Rows"):  # of unknown classes, it is the UID
+        return PRIVATE
+    if not name.endswith("Storage") or "Image Storage" in name or name == _VOLUMES:
         return ""
     return name.replace(" Storage", "")
 

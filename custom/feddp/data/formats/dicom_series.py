@@ -1,6 +1,6 @@
 """Reads DICOM series as stacks of slices: one file per slice, or one file of several frames, sorted by their position."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from pydicom import Dataset
 
-from feddp.data.formats.attributes import given, items_of, numbers_of, text_of, value_of
+from feddp.data.formats.attributes import given, items_of, lacking, numbers_of, text_of, value_of
 from feddp.data.formats.dicom import largest, opened
 from feddp.data.formats.dicom_frames import frames_of, require_size, values_of
 from feddp.data.formats.dicom_values import scaled_by
@@ -25,6 +25,7 @@ EXPORT = "Export it again for this series"
 # of one series: by how much directions (as parts of unit vectors) and spacings (relatively) may differ, as texts are rounded
 # in different places: 0.488281 mm beside 0.48828125. Over 500 pixels, that much is half a pixel
 ALIKE = 1e-3
+PLACE = ("ImagePositionPatient", "ImageOrientationPatient")
 _SPACINGS = ("PixelSpacing", "ImagerPixelSpacing")
 EVEN = 0.1  # of the distance between slices: how far one may lie from its place; files round positions to tenths of mm
 UPRIGHT = 0.0175  # the sine of 1 degree: how far the line through the slices may lean from their normal
@@ -47,9 +48,22 @@ class Series:
     numbers: tuple[int, ...] = ()
 
     @cached_property
-    def uids(self) -> frozenset[str]:
-        """The UIDs of its images."""
-        return frozenset(text_of(each, "SOPInstanceUID") for each in self.slices) - {""}
+    def uids(self) -> Mapping[str, Sequence[int]]:
+        """The UIDs of its images, with the indices of the slices: several of a file of several frames."""
+        found: dict[str, list[int]] = {}
+        for number, each in enumerate(self.slices):
+            if uid := text_of(each, "SOPInstanceUID"):
+                found.setdefault(uid, []).append(number)
+        return found
+
+    @cached_property
+    def places(self) -> np.ndarray:
+        """Where the slices lie, as of `place`: (S, 3)."""
+        return np.stack([place(each) for each in self.slices])
+
+    def named(self, uids: Collection[str]) -> list[int]:
+        """Returns the indices of the slices of these images; of all slices, if no image is named."""
+        return sorted(number for uid in uids for number in self.uids.get(uid, ())) if uids else [*range(len(self.slices))]
 
     @property
     def series(self) -> str:
@@ -117,7 +131,9 @@ def _series(tree: Source, names: Sequence[str]) -> Scan:
     origin = Series(ordered, shown, several, numbers)
     mm = spacing_of(tree.shown(slices[0][1]), first) if any(given(first, each) for each in _SPACINGS) else None
     apart, axis = (None, "") if places is None else (_apart(places[order], axes(first)[2]), plane(first))
-    return Scan(stack.ordered(order), mm if mm and known(*mm) else None, apart, places is not None, axis, origin)
+    values = stack.ordered(order)
+    padded = stack.eight and values.dtype != np.uint8
+    return Scan(values, mm if mm and known(*mm) else None, apart, places is not None, axis, origin, padded=padded)
 
 
 def _require_readable(file: Path, frame: Dataset) -> None:
@@ -136,12 +152,13 @@ def _require_alike(tree: Source, name: str, frames: Sequence[Dataset], first: Da
     sizes = ("Rows", "Columns", "SamplesPerPixel")
     for frame in frames:
         alike = all(value_of(frame, key) == value_of(first, key) for key in sizes)
-        if not alike or not _is_spaced_as(frame, first) or scaled_by(frame) != scaled_by(first):
+        if not alike or not is_spaced_as(frame, first) or scaled_by(frame) != scaled_by(first):
             what = f"differs from {of} in size, channels or spacing, or in whether it has units"
             raise BadFile(Problem(tree.shown(name), what, "Put each series into a folder of its own"))
 
 
-def _is_spaced_as(frame: Dataset, first: Dataset) -> bool:
+def is_spaced_as(frame: Dataset, first: Dataset) -> bool:
+    """Whether both have the same PixelSpacing, or none."""
     own, other = value_of(frame, "PixelSpacing"), value_of(first, "PixelSpacing")
     if own is None or other is None:
         return own is other
@@ -159,7 +176,14 @@ def spacing_of(file: Path, dataset: Dataset) -> tuple[float, float]:
 
 def is_placed(dataset: Dataset) -> bool:
     """Whether a slice says where in the patient it lies."""
-    return given(dataset, "ImagePositionPatient") and given(dataset, "ImageOrientationPatient")
+    return all(given(dataset, keyword) for keyword in PLACE)
+
+
+def require_placed(series: Series) -> None:
+    """Raises BadFile if a slice does not say where in the patient it lies. Names its file and the attribute."""
+    for dataset, file in zip(series.slices, series.files, strict=True):
+        if lost := [keyword for keyword in PLACE if not given(dataset, keyword)]:
+            raise lacking(file, dataset, lost[0])
 
 
 def is_turned(dataset: Dataset, first: Dataset) -> bool:

@@ -14,7 +14,7 @@ from pydicom.uid import UID
 from pydicom.valuerep import DA, TM
 
 from feddp.data.formats.attributes import given, lacking, text_of, value_of
-from feddp.data.formats.dicom_series import EXPORT, Series, is_placed
+from feddp.data.formats.dicom_series import EXPORT, PLACE, Series, is_placed, require_placed
 from feddp.errors import BadFile, Problem
 
 CHARACTERS = "ISO_IR 192"  # of a SEG: UTF-8, whatever its images have
@@ -23,7 +23,6 @@ _TEXTS = ("PatientID", "PatientName", "AccessionNumber", "StudyID", "ReferringPh
 _DATES = {"PatientBirthDate": DA, "StudyDate": DA, "StudyTime": TM}
 _SEXES = ("M", "F", "O")
 _UIDS = ("SOPClassUID", "SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID")
-_PLACE = ("ImagePositionPatient", "ImageOrientationPatient")
 _PIXELS = 0x7FE0  # a group
 _PRINTED = ("LO", "LT", "PN", "SH", "ST", "UC", "UT")  # what is written in a file's own characters
 
@@ -40,10 +39,8 @@ def sources_of(series: Series, thickness: float | None) -> list[Dataset]:
     """
     files = list(zip(series.slices, series.files, strict=True)) if series.file is None else [(series.file, series.files[0])]
     first, seen, placed = files[0][0], dict[str, Path](), all(map(is_placed, series.slices))
-    if not placed and len(series.slices) > 1:
-        lost = next(number for number, each in enumerate(series.slices) if not is_placed(each))
-        keyword = next(each for each in _PLACE if not given(series.slices[lost], each))
-        raise lacking(series.files[lost], series.slices[lost], keyword)
+    if len(series.slices) > 1:
+        require_placed(series)
     for dataset, file in files:
         wanted = (*_UIDS, "FrameOfReferenceUID") if placed else _UIDS
         for keyword in wanted:
@@ -54,7 +51,7 @@ def sources_of(series: Series, thickness: float | None) -> list[Dataset]:
     described = _described(first)
     described.SliceThickness = thickness
     if not placed:  # as an X-ray
-        for keyword in (*_PLACE, "FrameOfReferenceUID"):
+        for keyword in (*PLACE, "FrameOfReferenceUID"):
             described.pop(keyword, None)
     return [described if dataset is first else _slice(dataset, described) for dataset, _ in files]
 

@@ -7,6 +7,7 @@ from pydicom import Dataset
 from pydicom.pixels.processing import apply_color_lut, apply_modality_lut
 
 from feddp.data.formats.attributes import given, number_of, text_of
+from feddp.data.formats.codec import JPEG_2000
 from feddp.data.formats.decoding import CODECS
 from feddp.data.formats.dicom import whole
 
@@ -59,26 +60,27 @@ def _require_rescale(file: Path, frame: Dataset) -> None:
 
 
 def without_padding(file: Path, dataset: Dataset, stored: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Returns values as uint8 or float32; where the stored ones are padding, they are 0 in uint8 and NaN in float32.
+    """Returns values as uint8 or float32, as a masked array if there is padding: where the stored ones are padding.
 
-    Padding is black, and has no value in units. It is compared with all bits of a stored value, and with those in use.
+    Padding has no value in units. It is compared with all bits of a stored value, and with those in use.
     """
     values = values if values.dtype == np.uint8 else values.astype(np.float32)
     if values.ndim == 2 and given(dataset, "PixelPaddingValue"):
         padding = _padding(file, dataset, stored) | _padding(file, dataset, _used_bits(dataset, stored))
-        values = np.where(padding, values.dtype.type(0 if values.dtype == np.uint8 else np.nan), values)
+        return np.ma.array(values, mask=padding)
     return values
 
 
 def _used_bits(dataset: Dataset, stored: np.ndarray) -> np.ndarray:
     """Returns values without the bits of their words that hold none: they may hold an overlay, or anything.
 
-    Only of words that are stored as they are, or by run lengths; other decoders leave no other bits.
+    HighBit counts where words are stored as they are, or by run lengths. JPEG 2000 says itself how many bits its values have.
     """
     words, bits, high = 8 * stored.itemsize, whole(dataset, "BitsStored"), whole(dataset, "HighBit")
-    if dataset.file_meta.TransferSyntaxUID in CODECS or stored.dtype.kind not in "iu" or not 0 < bits < words:
+    codec, _ = CODECS.get(str(dataset.file_meta.TransferSyntaxUID), (None, None))
+    if codec == JPEG_2000 or stored.dtype.kind not in "iu" or not 0 < bits < words:
         return stored
-    high = high if bits - 1 <= high < words else bits - 1
+    high = high if codec is None and bits - 1 <= high < words else bits - 1
     used: np.ndarray = (stored << (words - 1 - high)) >> (words - bits)  # of signed values, the sign is kept
     return used
 

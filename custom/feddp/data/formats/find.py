@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
 
 from feddp.data.formats.scan import Scan
 from feddp.data.names import composed
@@ -13,6 +14,9 @@ from feddp.data.progress import track
 from feddp.errors import FedDPError, InputError
 from feddp.limits import FILE_NAME, SERIES_FILES
 from feddp.partition import some
+
+if TYPE_CHECKING:
+    from feddp.data.formats.dicom import Header
 
 PICTURE, NIFTI, DICOM = "picture", "nifti", "dicom"
 VOLUMES = (".nii", ".nii.gz")
@@ -191,6 +195,8 @@ def _group(tree: Source, folder: str, names: Iterable[str], found: Found) -> Non
         if key[-1] and headers[0].study in studies:
             found.asides.setdefault(key[-1], []).extend(header.name for header in headers)
             del series[key]
+    for headers in series.values():
+        _leave_out_copies(tree, headers, found)
     count: dict[str, int] = defaultdict(int)
     shared = {parent for parent, n in Counter(parent for parent, *_ in series).items() if n > 1}
     for (parent, uid, *_), headers in sorted(series.items(), key=lambda item: (item[0][0], item[1][0].number, item[0][1:])):
@@ -205,6 +211,19 @@ def _group(tree: Source, folder: str, names: Iterable[str], found: Found) -> Non
         images = frozenset(header.image for header in headers) - {""}
         files = tuple(header.name for header in headers)
         found.entries.append(FoundImage(plain, DICOM, files, patient, uid, headers[0].frame, images))
+
+
+def _leave_out_copies(tree: Source, headers: "list[Header]", found: Found) -> None:
+    """Of the files of a series that have the same bytes, leaves the first."""
+    images: dict[str, list[Header]] = defaultdict(list)
+    for header in headers:
+        images[header.image].append(header)
+    for alike in images.values():
+        first: dict[bytes, Header] = {}
+        for header in alike if len(alike) > 1 else ():
+            if first.setdefault(tree.digest(header.name), header) is not header:
+                found.asides.setdefault("copies of other files", []).append(header.name)
+                headers.remove(header)
 
 
 def _require_distinct(entries: Iterable[FoundImage]) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from feddp.data.formats.stack import by_slice, room
 from feddp.errors import BadFile, InputError, Problem
 from feddp.reading import short
 
@@ -92,19 +93,18 @@ def by_value(file: Path, values: np.ndarray, classes: int, threshold: int | None
             more than two levels. Names `file`.
     """
     if values.dtype.kind == "f":
-        near = np.rint(values)
-        values = np.where(np.abs(values - near) <= NEAR, near, values)
+        values = by_slice(_rounded, values, values.dtype)
     low, top = values.min(initial=0), values.max(initial=0)
-    whole = (np.mod(values, 1) == 0).all()
+    whole = all((np.mod(each, 1) == 0).all() for each in values)
     if low >= 0 and top <= classes and whole:
-        return values.astype(np.uint8)
+        return by_slice(lambda each: each, values, np.uint8)
     if classes == 1 and low >= 0 and top <= 65535 and (whole or threshold is not None or top > 1):
         step = 1 / 255 if top <= 1 else 1 if top <= 255 else 257
         above = (THRESHOLD if threshold is None else threshold) * step
         if top > above:
             if threshold is None:
                 _require_two_levels(file, values, above)
-            return (values > above).astype(np.uint8)
+            return by_slice(lambda each: each > above, values, np.uint8)
     wrong = np.unique(values[(values < 0) | (values > classes) | (np.mod(values, 1) != 0)])
     remedy = f"Use 0 to {classes}, one value for each of --classes, or declare colours with --colour"
     if classes == 1 and top <= 65535 and ((values == 0) | (values == top)).all():
@@ -112,6 +112,11 @@ def by_value(file: Path, values: np.ndarray, classes: int, threshold: int | None
     elif classes == 1:
         remedy += f"; {ALL_ABOVE}"
     raise BadFile(Problem(file, f"has the value(s) {_listed(wrong)}", remedy))
+
+
+def _rounded(values: np.ndarray) -> np.ndarray:
+    near = np.rint(values)
+    return np.where(np.abs(values - near) <= NEAR, near, values)
 
 
 def _require_two_levels(file: Path, values: np.ndarray, above: float) -> None:
@@ -204,14 +209,21 @@ def in_one(maps: np.ndarray, labels: str | None, classes: Sequence[str], file: P
     Raises:
         BadFile: the labels are exclusive and two classes overlap, or nobody says that they are nested, and they are not.
     """
-    if labels == "exclusive" and (maps.sum(axis=0) > 1).any():
-        raise BadFile(Problem(file, "has structures that overlap", "Use --labels nested, or classes that do not overlap"))
-    for number in range(1, len(maps)) if labels is None else ():
-        if outside := int((maps[number] & ~maps[number - 1]).sum()):
-            what = f"of {classes[number]}, {outside} of {int(maps[number].sum())} pixels lie outside {classes[number - 1]}"
-            raise BadFile(Problem(file, what, NOT_NESTED))
-    order = np.arange(1, len(maps) + 1, dtype=np.uint8).reshape(-1, *[1] * (maps.ndim - 1))
-    mask: np.ndarray = (maps * order).max(axis=0).astype(np.uint8)
+    order = np.arange(1, len(maps) + 1, dtype=np.uint8).reshape(-1, *[1] * (maps.ndim - 2))
+    mask = room(maps.shape[1:], np.uint8)
+    drawn, outside = np.zeros(len(maps), int), np.zeros(len(maps), int)
+    for number in range(len(mask)):
+        each = maps[:, number]
+        if labels == "exclusive" and (each.sum(axis=0) > 1).any():
+            raise BadFile(Problem(file, "has structures that overlap", "Use --labels nested, or classes that do not overlap"))
+        if labels is None:
+            within = tuple(range(1, each.ndim))
+            drawn += each.sum(axis=within)
+            outside[1:] += (each[1:] & ~each[:-1]).sum(axis=within)
+        mask[number] = (each * order).max(axis=0)
+    for number in np.flatnonzero(outside)[:1]:
+        what = f"of {classes[number]}, {outside[number]} of {drawn[number]} pixels lie outside {classes[number - 1]}"
+        raise BadFile(Problem(file, what, NOT_NESTED))
     return mask
 
 
@@ -222,13 +234,14 @@ def require_nested(file: Path, mask: np.ndarray, classes: Sequence[str]) -> None
     or higher must not touch what is lower than c - 1. Edges of the image do not count.
     """
     for value in range(2, len(classes) + 1):
-        inner, lower = mask >= value, mask < value - 1
         outline = touching = 0
-        for axis in (-2, -1):
-            for one, other in ((slice(None, -1), slice(1, None)), (slice(1, None), slice(None, -1))):
-                within = inner[_along(axis, one)]
-                outline += int((within & ~inner[_along(axis, other)]).sum())
-                touching += int((within & lower[_along(axis, other)]).sum())
+        for each in mask.reshape(-1, *mask.shape[-2:]):
+            inner, lower = each >= value, each < value - 1
+            for axis in (-2, -1):
+                for one, other in ((slice(None, -1), slice(1, None)), (slice(1, None), slice(None, -1))):
+                    within = inner[_along(axis, one)]
+                    outline += int((within & ~inner[_along(axis, other)]).sum())
+                    touching += int((within & lower[_along(axis, other)]).sum())
         if touching > BESIDE * outline:
             what = f"has {classes[value - 1]} beside {classes[value - 2]} and not inside it"
             raise BadFile(Problem(file, what, NOT_NESTED))

@@ -4,6 +4,7 @@ A pixel is its centre, which has whole coordinates. The rules are those of DICOM
 structure, whatever it surrounds. Neither the direction nor the first corner of a polygon matters to its own pixels.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,9 @@ import numpy as np
 
 TOUCH = 0.02  # pixels: what is nearer to a line is on it; contours in files are rounded, often to 0.01 mm
 SLIP = 0.5  # pixels: how far a hole may leave the polygon around it
+# what may be meant otherwise, as a note says it
+NO_HOLE = "contours within another one that is drawn in the same direction change nothing; export holes as CLOSEDPLANAR_XOR"
+TWICE = "contours that are drawn twice, in both directions, are read as rings; draw areas once"
 _AT_ONCE = 10**6  # pairs of points and edges that are held in memory
 
 
@@ -50,15 +54,16 @@ def reach(corners: np.ndarray, shape: tuple[int, ...]) -> tuple[np.ndarray, np.n
     return low, np.maximum(low, high)
 
 
-def united(polygons: Sequence[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+def united(polygons: Sequence[np.ndarray], shape: tuple[int, ...], doubts: Counter[str] | None = None) -> np.ndarray:
     """Returns the pixels (H, W) of a structure that several polygons of a slice outline, each with corners (N, 2).
 
     They are all pixels within a polygon, without those of holes. A hole is a polygon inside another one that is drawn in the
-    other direction; what lies in it is structure again if it is drawn in the direction of the outermost one.
+    other direction; what lies in it is structure again if it is drawn in the direction of the outermost one. `doubts` counts
+    polygons of which a user should know how they were read: NO_HOLE, TWICE.
     """
     outlines = [Outline.of(corners, shape) for corners in polygons]
     around = _across(polygons, outlines, _around(polygons), shape)
-    hole = _holes(polygons, around)
+    hole = _holes(polygons, around, Counter() if doubts is None else doubts)
     whole = np.zeros(shape, bool)
     for number in np.flatnonzero(~hole):
         part = np.zeros(shape, bool)
@@ -114,8 +119,8 @@ def _line(corners: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return touched
 
 
-def _holes(polygons: Sequence[np.ndarray], around: np.ndarray) -> np.ndarray:
-    """Returns which polygons (N,) are holes."""
+def _holes(polygons: Sequence[np.ndarray], around: np.ndarray, doubts: Counter[str]) -> np.ndarray:
+    """Returns which polygons (N,) are holes; `doubts` as of `united`."""
     ways, hole = [_way(corners) for corners in polygons], np.zeros(len(polygons), bool)
     depth = around.sum(axis=0)
     for number in np.argsort(depth, kind="stable").tolist():  # outer ones first
@@ -123,7 +128,12 @@ def _holes(polygons: Sequence[np.ndarray], around: np.ndarray) -> np.ndarray:
             continue
         outer = max(np.flatnonzero(around[:, number]).tolist(), key=lambda each: int(depth[each]))
         slack = TOUCH if _within(polygons[number], polygons[outer]) else SLIP
-        if _within(polygons[outer], polygons[number], slack) and not _is_ring(polygons[number]):
+        turned = ways[number] != ways[outer]
+        if not _within(polygons[outer], polygons[number], slack):
+            doubts.update([] if turned else [NO_HOLE])
+        elif turned and _is_ring(polygons[number]):
+            doubts[TWICE] += 1
+        else:
             ways[number] = ways[outer]  # the same line twice encloses nothing between the two
         hole[number] = hole[outer] ^ (ways[number] != ways[outer])
     return hole

@@ -37,6 +37,7 @@ class Scan:
         axis: the one of AXES in which its slices lie; "" if they lie in none, or nobody knows.
         origin: what a mask needs to be written in the image's own format (`feddp.data.formats.write`); None for pictures.
         orientation: of a picture, as of `feddp.data.pixels.Picture`: viewers may show it turned.
+        padded: whether its values have 8 bits, and are floating point numbers only because some are padding.
     """
 
     pixels: np.ndarray
@@ -46,10 +47,20 @@ class Scan:
     axis: str = ""
     origin: Any = None
     orientation: int = 1
+    padded: bool = False
 
     @property
     def channels(self) -> int:
         return 3 if self.pixels.ndim == 4 else 1
+
+    @property
+    def deep(self) -> bool:
+        """Whether its values are not of 8 bits, so that a window, or their own range, makes them so."""
+        return self.pixels.dtype != np.uint8 and not self.padded
+
+    def eight_bits(self, window: Window | None) -> np.ndarray:
+        """Returns its slices as of `eight_bits`; values of 8 bits beside padding stay as they are, too."""
+        return eight_bits(self.pixels, (0, 255) if self.padded and window is None else window)
 
 
 def too_many(what: str, most: int) -> tuple[str, str]:

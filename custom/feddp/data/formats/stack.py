@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Callable
 from tempfile import TemporaryFile, gettempdir
 from typing import Any
 
@@ -30,15 +31,29 @@ def room(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         raise InputError(f"{gettempdir()}: {what}. Set TMPDIR to a folder on a disk with room.") from None
 
 
+def by_slice(make: Callable[[np.ndarray], np.ndarray], values: np.ndarray, dtype: Any) -> np.ndarray:
+    """Returns an array of the same shape, made of one slice of `values` after the other, so that one is in memory."""
+    made = room(values.shape, dtype)
+    for number, each in enumerate(values):
+        made[number] = make(each)
+    return made
+
+
 class Stack:
-    """Gathers slices of one size; of 8 bits as long as all of them are, else of 32-bit floating point numbers."""
+    """Gathers slices of one size; as 8 bits as long as all of them are and nothing is masked, else as 32-bit floating point.
+
+    Attributes:
+        eight: whether all values have 8 bits.
+    """
 
     def __init__(self) -> None:
-        self._filled = 0
-        self._values = np.empty(0)
+        self.eight, self._filled, self._values = True, 0, np.empty(0)
 
     def add(self, values: np.ndarray, slices: int) -> None:
-        """Adds the next of so many slices, (H, W) or (H, W, 3), of 8 bits or of any other numbers."""
+        """Adds the next of so many slices, (H, W) or (H, W, 3), of 8 bits or of any other numbers; masked ones become NaN."""
+        self.eight &= values.dtype == np.uint8
+        if np.ma.is_masked(values):
+            values = np.ma.filled(values.astype(np.float32), np.nan)
         eight = values.dtype == np.uint8 and (not self._filled or self._values.dtype == np.uint8)
         kind = np.uint8 if eight else np.float32
         if not self._filled or self._values.dtype != kind:

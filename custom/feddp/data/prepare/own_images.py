@@ -14,7 +14,6 @@ percentile, or in a given window. Volumes are sliced along an axis of the patien
 """
 
 import hashlib
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
@@ -26,7 +25,8 @@ import numpy as np
 from feddp.data.description import HEADER, LABELS, LISTED, SPLITS, Position, numbered_lines
 from feddp.data.folder import RawSample, refuse_occupied, write_site
 from feddp.data.formats.find import DICOM, PICTURE, Found, find
-from feddp.data.formats.scan import Scan, eight_bits, in_channels, resized
+from feddp.data.formats.notes import Notes
+from feddp.data.formats.scan import Scan, in_channels, resized
 from feddp.data.names import composed, require_site, site_name
 from feddp.data.pixels import is_around
 from feddp.data.preparation import KEY, Preparation, Window
@@ -90,13 +90,9 @@ def prepare(source: Path, out: Path, size: int | None, seed: int, split: str | N
             **({} if given[site.name] else splitting_of(seed, split)),
             **({"volumes": LISTED} if first.volume else {}),
         }
-        seen = Noticed()
+        seen = Noticed(options.classes, metadata["labels"])
         write_site(out / site.name, metadata, _samples(tree, site, patients, words, metadata, size, options, seen))
-        told = (
-            _notes(site, bool(given[site.name])),
-            _too_few(split, {*words.values()}),
-            seen.notes(options.classes, metadata["labels"]),
-        )
+        told = (_notes(site, bool(given[site.name])), _too_few(split, {*words.values()}), seen.notes())
         for note in chain(*told):
             notes.setdefault(note, []).append(site.name)
     return [f"{', '.join(names)}: {note}" for note, names in notes.items()]
@@ -161,25 +157,29 @@ def _given(tree: Source, site: SourceSite) -> dict[str, tuple[str, str]]:
 class Noticed:
     """What making a site's samples has shown.
 
+    Args:
+        classes, labels: those of its masks.
+
     Attributes:
         axes: the planes of its volumes.
         stretched: whether an image had more than 8 bits.
         uneven: volumes of several slices whose distance is not known.
         values: those of the masks.
-        drawn, around: slices that show a class, and those of them in which the classes lie as a background does.
-        read: how often a file of masks was read in a way that the user should know.
+        around: {class: the images that it surrounds (`feddp.data.pixels.is_around`)}, by their volume's name.
+        read: what the user should know of how masks were read.
         turned: pictures that viewers show turned, because of the orientation in their files.
         pictures: {digest of pixels: (the first image, its patient)}, without those of one colour.
         twins: pairs of images of two patients with the same pixels.
     """
 
+    classes: Sequence[str]
+    labels: str
     axes: set[str] = field(default_factory=set)
     stretched: bool = False
     uneven: list[str] = field(default_factory=list)
     values: set[int] = field(default_factory=set)
-    drawn: int = 0
-    around: int = 0
-    read: Counter[tuple[str, Path]] = field(default_factory=Counter)
+    around: dict[str, list[str]] = field(default_factory=dict)
+    read: Notes = field(default_factory=Notes)
     turned: list[str] = field(default_factory=list)
     pictures: dict[bytes, tuple[str, str]] = field(default_factory=dict)
     twins: list[tuple[str, str]] = field(default_factory=list)
@@ -189,10 +189,12 @@ class Noticed:
         self._compare(name, patient, pixels)
         if scan.orientation > 1:
             self.turned.append(name)
-        self.values.update(np.unique(masks).tolist())
-        self.drawn += int(masks.any(axis=(1, 2)).sum())
-        self.around += sum(map(is_around, masks > 0))
-        self.stretched |= scan.pixels.dtype != np.uint8
+        for each in masks:
+            self.values.update(np.unique(each).tolist())
+            for value, label in enumerate(self.classes, 1):
+                if is_around(each >= value if self.labels == "nested" else each == value):
+                    self.around.setdefault(label, []).append(name)
+        self.stretched |= scan.deep
         if scan.volume:
             self.axes.add(scan.axis)
             if scan.apart is None and len(scan.pixels) > 1:
@@ -209,18 +211,14 @@ class Noticed:
     def preparation(self, window: Window | None, size: int | None) -> Preparation:
         return Preparation(next(iter(self.axes)) if len(self.axes) == 1 else "", window, self.stretched, size)
 
-    def notes(self, classes: Sequence[str], labels: str) -> Iterator[str]:
-        held = self.values if labels == "exclusive" else range(max(self.values, default=0) + 1)
-        if absent := [name for value, name in enumerate(classes, 1) if value not in held]:
+    def notes(self) -> Iterator[str]:
+        held = self.values if self.labels == "exclusive" else range(max(self.values, default=0) + 1)
+        if absent := [name for value, name in enumerate(self.classes, 1) if value not in held]:
             yield f"no mask holds {some(absent, 3)}; masks of that class are empty, unless its name or value is another"
-        if self.around == self.drawn > 0:
-            yield (
-                "in every mask, the classes cover more than half of the image and of its border; if that is the background, the"
-                " masks are inverted"
-            )
-        for what in sorted({what for what, _ in self.read}):
-            files = {file: count for (each, file), count in self.read.items() if each == what}
-            yield f"{what}: {sum(files.values())} in {len(files)} file(s), {next(iter(files))} first"
+        for label, names in self.around.items():
+            what = f"{label} covers more than half of {len(names)} image(s) and of their borders, {names[0]} first"
+            yield f"{what}; if that is the background, the masks are inverted"
+        yield from self.read.lines()
         if self.turned:
             yield (
                 f"{len(self.turned)} picture(s) have an orientation in their files, {self.turned[0]} first; their pixels are"
@@ -274,7 +272,7 @@ def _samples(
     for entry in track(entries, f"Preparing {site.name}", total=len(entries)):
         scan = entry.read(tree, options.axis)
         masks = mask_of(tree, entry, scan, site.truths[entry.name], options, seen.read)
-        pixels = in_channels(eight_bits(scan.pixels, options.window), metadata["channels"], options.channels is not None)
+        pixels = in_channels(scan.eight_bits(options.window), metadata["channels"], options.channels is not None)
         if pixels is None:
             what = f"has {scan.channels} channel(s), but the site's first image {metadata['channels']}"
             raise BadFile(Problem(tree.shown(entry.files[0]), what, "Convert all of them with --channels 1 or --channels 3"))

@@ -1,6 +1,5 @@
 """The masks of your own images: which file or files belong to an image, and their values as classes."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -8,32 +7,30 @@ import numpy as np
 
 from feddp.data.formats.find import DICOM, NIFTI, Found, FoundImage
 from feddp.data.formats.labels import ALL_ABOVE, GIVE_COLOURS, by_colour, by_value, in_one, require_nested
+from feddp.data.formats.notes import Notes
 from feddp.data.formats.scan import Scan
+from feddp.data.formats.stack import room
 from feddp.data.pixels import QUARTERS
 from feddp.data.prepare.folder_options import FolderOptions
 from feddp.data.prepare.source import Source
 from feddp.errors import BadFile, InputError, Problem
 from feddp.partition import some
 
-Truths = Mapping[str, tuple[str, ...]]  # {image's name: its mask's file, or one file of each class, in their order}
+# {image's name: its mask's file, or one file of each class, in their order; of a series, all files of its masks}
+Truths = Mapping[str, tuple[str, ...]]
 
 
 def truths_of(tree: Source, images: Found, masks: Found, classes: Sequence[str]) -> tuple[Truths, list[str]]:
     """Returns the masks of every image, and the files in masks/ that are of none.
 
     Raises:
-        InputError: images have no mask or lack those of some classes, or a series has several masks.
+        InputError: images have no mask or lack those of some classes.
     """
     truths: dict[str, tuple[str, ...]] = {}
     annotations, unplaced = _annotations(tree, [*masks.annotations, *images.annotations], images.entries)
     for entry in images.entries:
         if entry.kind == DICOM:
-            listed = annotations.get(entry.name, [])
-            if len(listed) > 1:
-                what = f"{some(listed, 3)} are masks of one series"
-                remedy = "Keep one of them, or put the structures into one file that covers whole slices"
-                raise InputError(f"{tree.path}: {what}. {remedy}.")
-            truths[entry.name] = tuple(listed)
+            truths[entry.name] = tuple(annotations.get(entry.name, []))
         elif found := masks.mask_of(entry):
             truths[entry.name] = found.files
         else:
@@ -77,7 +74,15 @@ def _annotations(
             found.setdefault(entry.name, []).append(name)
         if not own:
             unplaced[name] = "refers to no series" if references.none else "refers to none of these series"
-    return found, unplaced
+    return {series: _distinct(tree, listed) for series, listed in found.items()}, unplaced
+
+
+def _distinct(tree: Source, names: Sequence[str]) -> list[str]:
+    """Returns the files without copies of one before."""
+    first: dict[bytes | None, str] = {}
+    for name in names:
+        first.setdefault(tree.digest(name) if len(names) > 1 else None, name)
+    return [*first.values()]
 
 
 def mask_of(
@@ -86,26 +91,26 @@ def mask_of(
     scan: Scan,
     truths: Sequence[str],
     options: FolderOptions,
-    notes: Counter[tuple[str, Path]],
+    notes: Notes,
 ) -> np.ndarray:
-    """Returns the mask of an image: uint8 (S, H, W) of 0 to C. `notes` counts what a user should know of a file.
+    """Returns the mask of an image: uint8 (S, H, W) of 0 to C. `notes` gets what a user should know of a file.
 
     Raises:
         BadFile: a file cannot be read, does not fit the image, or has values that are no classes.
     """
     if entry.kind == DICOM:
-        from feddp.data.formats.dicom import load
-        from feddp.data.formats.dicom_masks import class_maps
+        from feddp.data.formats.dicom_masks import joined_maps
 
-        file = tree.shown(truths[0])
-        maps = class_maps(file, load(tree, truths[0]), scan.origin, options.classes, tree.voxels, notes)
-        return in_one(maps, options.labels, options.classes, file)
+        maps = joined_maps(tree, truths, scan.origin, options.classes, notes)
+        return in_one(maps, options.labels, options.classes, tree.shown(truths[0]))
     if len(truths) == 1:
         mask = _values(tree, entry, scan, truths[0], options, len(options.classes))
         if options.labels is None:
             require_nested(tree.shown(truths[0]), mask, options.classes)
         return mask
-    maps = np.stack([_values(tree, entry, scan, truth, options, 1) > 0 for truth in truths])
+    maps = room((len(truths), *scan.pixels.shape[:3]), bool)
+    for number, truth in enumerate(truths):
+        maps[number] = _values(tree, entry, scan, truth, options, 1)
     return in_one(maps, options.labels, options.classes, tree.shown(truths[0]))
 
 

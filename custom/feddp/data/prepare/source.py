@@ -127,10 +127,11 @@ class Source:
 
     def require_copy(self, first: str, other: str) -> None:
         """Raises InputError unless two files have the same bytes: some archives hold a data set twice."""
-        if first != other and self._digest(first) != self._digest(other):
+        if first != other and self.digest(first) != self.digest(other):
             raise InputError(f"{self.path} has both {first} and {other}, and they differ. Keep one.")
 
-    def _digest(self, name: str) -> bytes:
+    def digest(self, name: str) -> bytes:
+        """Returns what copies of a file have in common; raises InputError if it cannot be read."""
         found = hashlib.sha256()
         try:
             with self.open(name, ARCHIVE_BYTES) as stream:
