@@ -582,7 +582,10 @@ def test_a_server_that_is_not_the_projects_is_told_apart(made, on_its_machine):
     server, stranger = made / "kits/feddp/prod_00" / SERVER, made / "own/feddp/prod_00" / SERVER
     for context, words in (
         (mutual(stranger, stranger), "is not of this project (self-signed certificate in certificate chain"),
-        (mutual(stranger, server), "with this kit's certificate"),
+        (
+            mutual(stranger, server),
+            "refuses this kit's certificate (unknown ca). Ask the consortium whether this kit is its newest",
+        ),
         (None, "the server"),
     ):
         with listening(context, on_its_machine):
