@@ -100,7 +100,7 @@ def lock(handle: int, how: int, path: Path) -> None:
             raise
         raise StorageError(
             f"{path.parent}: its file system has no locks ({os.strerror(error.errno)}), so two processes could write there at"
-            " once; put the workspace, or the run's folder, on a local disk"
+            " once; put the kit, the workspace, or the run's folder, on a local disk"
         ) from error
 
 

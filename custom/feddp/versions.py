@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 PARTS = ("major", "minor", "patch")
 ABSENT = "not installed"  # under its name: used from its sources
-UNKNOWN = "unknown"  # of a site that did not tell it
+UNKNOWN = "unknown or not installed"  # of a site that did not tell it
 SERVER = "server"  # among the participants; no site has this name
 _SHOWN = "not known to change results"
 

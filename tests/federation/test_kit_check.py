@@ -25,7 +25,7 @@ from feddp.flare.configuration import COMMUNICATION
 from feddp.flare.policy import SitePolicy
 from feddp.kit.check import check
 from feddp.kit.effective import effective
-from feddp.kit.here import here_problems
+from feddp.kit.here import here_problems, odd_paths
 from feddp.kit.renew import forget
 from feddp.kit.startup import README
 from feddp.provision import COMPONENTS, GUARD
@@ -551,6 +551,12 @@ def test_a_path_that_flare_takes_apart_is_named(kit, tmp_path, monkeypatch, name
     monkeypatch.setattr(sys, "executable", f"/opt/{name}/bin/python")
     python = [p for p in here_problems(Kit.open(moved))[0] if "FLARE cannot start jobs" in str(p)]
     assert [str(p.file) for p in python] == ([] if name == "e*" else [sys.executable]), "no shell takes the command of a job"
+
+
+def test_the_path_of_a_persons_python_starts_no_job(made, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/Users/x/Application Support/bin/python")
+    assert odd_paths(Kit.open(made / "prod_00" / LEAD)) == []
+    assert odd_paths(Kit.open(made / "prod_00/hospital-a")) != [], "the control"
 
 
 @pytest.mark.parametrize("pem", [OTHER_VERSION, "pipe"])

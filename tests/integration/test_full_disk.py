@@ -59,7 +59,7 @@ def test_a_site_on_a_file_system_without_locks_says_so(hospital, monkeypatch):
         assert site.answer("train", site.shared, round=0, phase=0).get_return_code() == STORAGE_FAILED
     (line,) = [line for line in site.audited() if "task failed" in line]
     assert "its file system has no locks (No locks available)" in line
-    assert "put the workspace, or the run's folder, on a local disk" in line
+    assert "put the kit, the workspace, or the run's folder, on a local disk" in line
 
 
 def test_a_site_whose_own_files_take_nothing_answers_all_the_same(hospital, caplog):

@@ -33,6 +33,7 @@ POLL = 0.05  # seconds; FLARE's default of 0.5 s would delay every round
 # for. A site's job process gives one every 10 s, also while it computes, and each part of a stream is one; a connection that
 # died without a word is noticed within 60 s. After GONE seconds in which no tensors moved that should, a site is given up too
 SILENT, GONE = 90.0, 600.0
+SIGNS = 30.0  # seconds that three such signs take: who gave none for so long may have gone
 LOOK = 1.0  # seconds between two looks at what has moved
 STARTING = 120.0  # the same as SILENT while it starts: packages take a minute from a slow disk, a container too
 CLIENTS = 5.0  # seconds between two looks, while the server waits, at which clients have registered anew
@@ -164,7 +165,7 @@ class FlareServer(Server):
         parcels = [(list(sites), data)] if isinstance(data, Message) else [([site], data[site]) for site in sites]
         tasks = []
         for targets, message in parcels:
-            limit = self.plan.federation.task_timeout
+            limit = 0 if task == protocol.READY else self.plan.federation.task_timeout  # its own limits are below
             content = messages.pack(message.tensors, **message.scalars)
             each = Task(task, content, timeout=limit, before_task_sent_cb=sent, result_received_cb=result_received)
             each.task_done_cb = _released
@@ -174,6 +175,7 @@ class FlareServer(Server):
         # the first question of a job, and that of sites which come later, without which the others go on
         first, later = task == protocol.READY, task == protocol.READY and not isinstance(data, Message)
         patience = STARTING if first and not later else SILENT
+        overdue = False
         while any(each.completion_status is None for each in tasks):
             if self._abort_signal.triggered:
                 raise Stopped("the job was aborted")
@@ -184,8 +186,8 @@ class FlareServer(Server):
             self._look(task)
             silence = min((self._silence(site) for site in sites if site not in answered), default=0.0)
             # no site computes for the first question: one that lives and does not answer it is not waited for either
-            over_due = first and time.monotonic() - self._asked > (patience if later else GONE)
-            if over_due or silence > (patience if later or len(answered) >= self.plan.federation.min_sites else GONE):
+            overdue = first and time.monotonic() - self._asked > (patience if later else GONE)
+            if overdue or silence > (patience if later or len(answered) >= self.plan.federation.min_sites else GONE):
                 for each in tasks:
                     self._controller.cancel_task(each)
                 break
@@ -196,13 +198,13 @@ class FlareServer(Server):
         for each in tasks:
             if error := getattr(each, "exception", None):  # FLARE puts there what `received` raised: no site is to blame
                 raise error
-        found = {site: self._why(site) for site in sites if site not in answered}
+        found = {site: self._why(site, SIGNS if overdue else SILENT) for site in sites if site not in answered}
         self._unread, self._controller.transfers = unread(), {}  # such a site is asked again, if it lives
         return found
 
-    def _why(self, site: str) -> Unanswered:
-        """Returns why a site has not answered the present task: it vanished, or it had no more time."""
-        vanished = self._silence(site) > SILENT
+    def _why(self, site: str, silent: float) -> Unanswered:
+        """Returns why a site has not answered the present task: it vanished, silent for so long, or it had no more time."""
+        vanished = self._silence(site) > silent
         limit = 0 if vanished else self.plan.federation.task_timeout
         return Unanswered(vanished, self._controller.transfers[site].told(limit))
 

@@ -61,8 +61,11 @@ def _shown(connection: Connection) -> bytes | None:
     elif isinstance(connection, WsConnection):
         tls = connection.websocket.get_extra_info("ssl_object")
     elif isinstance(connection, AioConnection):
-        tls = connection.writer.get_extra_info("ssl_object")
-    return tls.getpeercert(binary_form=True) if isinstance(tls, ssl.SSLSocket | ssl.SSLObject) else None
+        tls = connection.writer and connection.writer.get_extra_info("ssl_object")
+    try:
+        return tls.getpeercert(binary_form=True) if isinstance(tls, ssl.SSLSocket | ssl.SSLObject) else None
+    except (AttributeError, ValueError, OSError):  # it was closed in the meantime, or its handshake is not over
+        return None
 
 
 def at_server(folder: Path) -> list[str]:

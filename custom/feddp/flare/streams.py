@@ -42,6 +42,7 @@ from feddp.reading import is_count
 WINDOW = 2.0  # seconds
 # bytes under way at any rate, and until the rate is known. Several streams may share a line, each with so many: 4 s at 1 Mbit/s
 LEAST = 2 * CHUNK
+NOTHING_YET = -1  # the number of the last chunk, before there is one
 STEP = 64 * 1024  # bytes that messages without tensors, of a few hundred bytes each, do not come to between two looks
 
 
@@ -163,9 +164,11 @@ def by_progress() -> None:
 
     @wraps(ack)
     def acknowledged(task: TxTask, message: Message) -> None:
-        offset = message.get_header(StreamHeaderKey.OFFSET)
-        if offset is not None and not (is_count(offset) and offset <= task.offset + task.chunk_size):
-            return  # the last chunk is added to what was sent a moment after it was
+        # the last chunk is added to what was sent a moment after it was
+        for key, most in ((StreamHeaderKey.OFFSET, task.offset + task.chunk_size), (StreamHeaderKey.SEQUENCE, task.seq)):
+            value = message.get_header(key)
+            if value is not None and not (is_count(value) and value <= most) and value != NOTHING_YET:
+                return
         ack(task, message)
         with _ONE:  # FLARE's threads bring acknowledgements in any order
             gained, task.counted = task.offset_ack - task.counted, task.offset_ack

@@ -14,7 +14,7 @@ from feddp.flare.scopes import scopes_of
 from feddp.kit.components import args_of
 from feddp.kit.containers import runtime
 from feddp.kit.privacy import privacy_file
-from feddp.sealing.kit import CLIENT, SERVER, Kit, components
+from feddp.sealing.kit import ADMIN, CLIENT, SERVER, Kit, components
 from feddp.sealing.reach import reach
 from feddp.training.device import usable
 
@@ -45,13 +45,13 @@ def proxies() -> str:
 
 def odd_paths(kit: Kit) -> list[Problem]:
     """Returns the paths that FLARE takes apart because it does not quote them: the kit's in its start scripts, which then start
-    nothing and say so nowhere, and in the commands of jobs; in these also that of Python."""
+    nothing and say so nowhere, and in the commands of jobs; in these also that of Python. A person's kit starts none."""
     path, python = kit.folder.resolve(), Path(sys.executable)
     problems = []
     if _taken_apart(path) or any(letter in "*?[" for letter in str(path)):
         what = "FLARE cannot start a kit below a path with blanks or any of * ? [ # ' \" \\"
         problems.append(Problem(path, what, "Move the kit to another path"))
-    if runtime(kit) is None and _taken_apart(python):
+    if kit.kind != ADMIN and runtime(kit) is None and _taken_apart(python):
         what = "FLARE cannot start jobs with a Python below a path with blanks or any of # ' \" \\"
         problems.append(Problem(python, what, "Make the environment anew at another path"))
     return problems

@@ -84,7 +84,7 @@ def _alone(kit: Kit) -> Iterator[None]:
     handle = os.open(kit.folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
-            lock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, kit.folder)
+            lock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, kit.folder / DAEMON)
         except BlockingIOError:
             raise InputError(f"{kit.folder} runs already, by another `feddp kit start`; stop it first") from None
         if process := running(kit):

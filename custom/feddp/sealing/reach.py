@@ -45,7 +45,9 @@ def reach(kit: Kit) -> tuple[Problem | None, x509.Certificate | None]:
         wrong = "closes the connection before it shows a certificate"
     except ssl.SSLError as error:
         reason = str(error.reason)
-        if "_ALERT_" in reason:  # what the server says of the certificate
+        if "_ALERT_" in reason and (
+            "CERTIFICATE" in reason or reason.endswith(("UNKNOWN_CA", "ACCESS_DENIED", "DECRYPT_ERROR"))
+        ):
             wrong, remedy = (
                 f"refuses this kit's certificate ({reason.rpartition('_ALERT_')[2].lower().replace('_', ' ')})",
                 REFUSED,

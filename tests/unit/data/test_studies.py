@@ -11,7 +11,6 @@ from pydicom import Dataset, dcmread
 from pydicom.encaps import encapsulate
 from pydicom.sr.codedict import codes
 from pydicom.uid import (
-    CTImageStorage,
     JPEG2000Lossless,
     JPEGLSLossless,
     RLELossless,
@@ -128,14 +127,16 @@ def test_a_folder_without_an_image_says_what_it_holds(tmp_path):
         InputImages(tmp_path, 1, Reading())
 
 
-def test_an_image_without_pixels_is_no_report(tmp_path):
-    """It is broken, so it is named."""
+@pytest.mark.parametrize("kind", ["1.2.840.10008.5.1.4.1.1.2", "1.2.840.10008.5.1.4.1.1.1.2"])
+@pytest.mark.parametrize("lacks", ["PixelData", "Rows"])
+def test_an_image_without_pixels_is_no_report(tmp_path, kind, lacks):
+    """It is broken, so it is named. A mammogram's kind is called "... Image Storage - For Presentation"."""
     (image,) = series(tmp_path / "ct", slices=1)
-    del image.PixelData
+    image.SOPClassUID = image.file_meta.MediaStorageSOPClassUID = kind
+    del image[lacks]
     image.save_as(tmp_path / "ct/1.dcm", enforce_file_format=True)
-    assert image.SOPClassUID == CTImageStorage
     (entry,) = find(Source(tmp_path), tmp_path.name).entries
-    with pytest.raises(FedDPError, match="1.dcm: holds no image"):
+    with pytest.raises(FedDPError, match=f"1.dcm: {'has no Rows' if lacks == 'Rows' else 'holds no image'}"):
         entry.read(Source(tmp_path), "axial")
 
 

@@ -4,6 +4,7 @@ import json
 import logging
 import socket
 import ssl
+import threading
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 
@@ -132,6 +133,28 @@ def test_a_server_that_refuses_a_certificate_which_is_right_here(site, server, t
     assert problem.remedy.startswith("Ask the consortium whether this kit is its newest, and compare the clocks")
 
 
+@pytest.mark.parametrize(
+    ("alert", "refused"), [(40, False), (70, False), (80, False), (42, True), (46, True), (48, True), (49, True)]
+)
+def test_an_alert_that_is_not_about_a_certificate_refuses_none(site, alert, refused):
+    """handshake_failure, protocol_version or internal_error may be a firewall's, before it has seen a certificate; the others
+    are bad_certificate, certificate_unknown, unknown_ca and access_denied."""
+    kit = site()
+
+    def say(server):
+        connection, _ = server.accept()
+        connection.recv(1)
+        connection.sendall(bytes([21, 3, 3, 0, 2, 2, alert]))  # a record of TLS: an alert, fatal
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=say, args=(server,), daemon=True).start()
+        path = kit / "startup/fed_client.json"
+        path.write_text(path.read_text().replace(f"{SERVER}:8002", f"127.0.0.1:{server.getsockname()[1]}"))
+        problem, _ = reach(Kit.open(kit))
+    assert ("refuses this kit's certificate" in problem.what) == refused
+    assert ("makes no TLS connection" in problem.what) != refused
+
+
 @pytest.mark.parametrize("host", ["a..b", ".", f"{'x' * 64}.org"])
 def test_an_address_that_is_none(site, host):
     kit = site()
@@ -195,9 +218,10 @@ def test_a_site_says_at_a_jobs_start_what_ends(site, server, linked, audit, capl
     assert all(f"[warning: the certificate of {whose} is valid until " in "".join(lines) for whose in warned)
 
 
-@pytest.mark.parametrize("name", [None, "A.job", FLARES_SERVER])
+@pytest.mark.parametrize("name", [None, "A.job", FLARES_SERVER, "closed"])
 def test_a_server_that_shows_no_certificate_is_no_fault(site, server, linked, audit, caplog, name):
-    """No connection, one with another, and one without TLS: the site's own and the root's are told, and nothing is audited."""
+    """No connection, one with another, one without TLS, and one that was closed: the site's own and the root's are told, and
+    nothing is audited."""
     kit = site()
     with (
         listening(mutual(kit, server(until=5)), None) as port,
@@ -205,7 +229,10 @@ def test_a_server_that_shows_no_certificate_is_no_fault(site, server, linked, au
         socket.socket() as plain,
         caplog.at_level(logging.INFO),
     ):
-        if name:
+        if name == "closed":
+            tls.close()
+            linked(SocketConnection, tls)
+        elif name:
             linked(SocketConnection, plain if name == FLARES_SERVER else tls, name)
         tell_at_site(logging.getLogger("x"), FLContext(), kit)
     assert len(caplog.records) == 2

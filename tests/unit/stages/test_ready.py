@@ -1,6 +1,7 @@
 """The first task of a job: versions, and whether a site can score. The job ends there if it could not run."""
 
 import json
+import threading
 import time
 
 import pytest
@@ -69,7 +70,7 @@ def test_a_version_that_a_site_does_not_tell_is_unknown_and_refused(run):
     """Such an answer says nothing about the package; the lead is told so, and whose it is."""
     without = {name: numbers for name, numbers in HERE.items() if name not in ("timm", "python")}
     done = run({"B": messages.pack(versions=without, scoring=True)}, "train")
-    assert f"timm is {installed()['timm']} at the server, unknown at B (" in done.panics[0]
+    assert f"timm is {installed()['timm']} at the server, unknown or not installed at B (" in done.panics[0]
     assert "python" not in done.panics[0]
 
 
@@ -143,18 +144,28 @@ def test_a_site_that_comes_later_is_asked_when_it_comes(run):
                 path.unlink()
 
 
-def test_a_later_site_that_dies_while_it_is_asked_is_asked_when_it_is_back(run, monkeypatch):
-    """The others go on at once: its silence is longer than any patience. Then it gives a sign of life, and takes part."""
+@pytest.mark.parametrize("sign", [False, True])
+def test_a_later_site_that_dies_while_it_is_asked_is_asked_when_it_is_back(run, monkeypatch, sign):
+    """The others go on at once: its silence is longer than any patience; or it lives for 0.1 of the 0.4 s, as one that fetches
+    the question and then loses its line. Then it gives a sign of life, and takes part."""
     answers = {"B": lambda: None}
     done = run(answers, min_sites=2, rounds=3)
-    done.gone, done.sent[:] = {"B"}, []
+    done.gone, done.open, done.sent[:], ask = set() if sign else {"B"}, {"B"}, [], done.broadcast
+    if sign:
+        monkeypatch.setattr(controller, "SILENT", 0.4)
+        monkeypatch.setattr(controller, "SIGNS", 0.2)
+
+    def broadcast(task, *rest, **named):
+        if sign and task.name == READY and "B" in done.open:
+            threading.Timer(0.1, lambda: done.heard.update(B=time.monotonic())).start()
+        ask(task, *rest, **named)
 
     def back(site):
         if site == "C" and [task for task, *_ in done.sent].count(TRAIN) == 2:
-            done.gone, answers["B"], done.heard["B"] = set(), told(), time.monotonic()
+            done.gone, done.open, answers["B"], done.heard["B"] = set(), set(), told(), time.monotonic()
 
     answer = done.answer
-    done.answer = lambda site, *rest: (back(site), answer(site, *rest))[1]
+    done.broadcast, done.answer = broadcast, lambda site, *rest: (back(site), answer(site, *rest))[1]
     done.run("train")
     assert done.panics == []
     assert asked(done)[:4] == [(TRAIN, ["A", "C"]), (READY, ["B"]), (TRAIN, ["A", "C"]), (READY, ["B"])]

@@ -87,8 +87,8 @@ def _frame(dataset: Dataset, shared: Dataset, own: Dataset) -> Dataset:
 def values_of(file: Path, dataset: Dataset, pixels: StoredPixels, frames: Sequence[Dataset]) -> Iterator[np.ndarray]:
     """Yields the frames of a file, (H, W) each, or (H, W, 3) in colour.
 
-    They are uint8 as stored, or float32 in the modality's units; black is low, whatever the file's photometry. Padding is 0 in
-    uint8 and NaN in float32.
+    They are uint8 as stored, or float32 in the modality's units; black is low, whatever the file's photometry. Frames with
+    padding are masked arrays.
 
     Raises:
         BadFile: the frames cannot be read, or are more or fewer than `frames`. Names `file`.

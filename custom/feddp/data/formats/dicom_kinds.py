@@ -37,7 +37,7 @@ def other_kind(dataset: Dataset) -> str:
     modality = text_of(dataset, "Modality").upper()
     if modality in _OTHERS:
         return _OTHERS[modality]
-    if name and not name.endswith("Storage") and not given(dataset, "Rows"):  # of unknown classes, it is the UID
+    if name and "Storage" not in name and not given(dataset, "Rows"):  # of unknown classes, it is the UID
         return PRIVATE
     if not name.endswith("Storage") or "Image Storage" in name or name == _VOLUMES:
         return ""

@@ -20,7 +20,9 @@ def require_tiff(file: Path, page: Any, content: bytes) -> None:
     if page.compression == PLAIN:
         return
     size, largest = math.prod(page.chunks) * page.dtype.itemsize, IMAGE_PIXELS * _WIDEST
-    if page.compression in (LZW, PACKBITS) and size <= largest:  # tifffile has these unpacked to no more than this size
+    if page.compression in (LZW, PACKBITS):  # tifffile has these unpacked to no more than this size
+        if size > largest:
+            raise BadFile(Problem(file, f"has parts of {size} bytes, more than {largest}", "Save it again, in strips"))
         return
     if page.compression not in DEFLATE:
         how = getattr(page.compression, "name", page.compression)
