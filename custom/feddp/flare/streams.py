@@ -12,7 +12,7 @@ Mbit/s then carries the same 20 MB again and again and delivers none. Here
 - a site waits for the server's reply to its answer as long as the answer's tensors move;
 - of a stream that has arrived, what acknowledges a repetition is kept until nobody repeats it, by one thread. FLARE keeps all
   of it and starts a thread for each, which would be thousands: a site that waits asks for its task several times a second;
-- an acknowledgement of more than was sent is none.
+- an acknowledgement of more than was sent is none. A site could end the job with it.
 
 The settings are `feddp.flare.configuration.COMMUNICATION`. FLARE has none for the other rules, for which
 `by_progress` changes its classes. It also counts the bytes that move, which are signs of life of a site.
