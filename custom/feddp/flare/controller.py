@@ -162,18 +162,19 @@ class FlareServer(Server):
         self._controller.noted.clear()
         self._unread = unread()
         self._controller.transfers = self._transfers(task, sites, data)
+        # the first question of a job, which has limits of its own, and that of sites which come later: the others go on without
+        first = task == protocol.READY
+        later = first and not isinstance(data, Message)
         parcels = [(list(sites), data)] if isinstance(data, Message) else [([site], data[site]) for site in sites]
         tasks = []
         for targets, message in parcels:
-            limit = 0 if task == protocol.READY else self.plan.federation.task_timeout  # its own limits are below
+            limit = 0 if first else self.plan.federation.task_timeout
             content = messages.pack(message.tensors, **message.scalars)
             each = Task(task, content, timeout=limit, before_task_sent_cb=sent, result_received_cb=result_received)
             each.task_done_cb = _released
             tasks.append(each)
             self._controller.broadcast(task=each, fl_ctx=self._fl_ctx, targets=targets, min_responses=len(targets))
         self._asked = time.monotonic()
-        # the first question of a job, and that of sites which come later, without which the others go on
-        first, later = task == protocol.READY, task == protocol.READY and not isinstance(data, Message)
         patience = STARTING if first and not later else SILENT
         overdue = False
         while any(each.completion_status is None for each in tasks):

@@ -128,15 +128,20 @@ def answers(connection: Connection, within: float) -> bool:
 
 def _socket_of(connection: Connection) -> Any:
     """Returns the TCP socket of a connection, None if its driver has none or does not show it."""
-    if isinstance(connection, SocketConnection):
-        link = connection.sock
-    elif isinstance(connection, WsConnection):
-        link = connection.websocket.get_extra_info("socket")
-    elif isinstance(connection, AioConnection):
-        link = connection.writer and connection.writer.get_extra_info("socket")  # it has none before it is up
-    else:
-        return None
+    link = transport(connection, "socket")
     return link if link is not None and link.family in (socket.AF_INET, socket.AF_INET6) else None
+
+
+def transport(connection: Connection, what: str) -> Any:
+    """Returns a part of a connection, by asyncio's name: `socket`, or `ssl_object`, for which a driver of sockets has its one
+    socket; None if the driver has no such part or does not show it."""
+    if isinstance(connection, SocketConnection):
+        return connection.sock
+    if isinstance(connection, WsConnection):
+        return connection.websocket.get_extra_info(what)
+    if isinstance(connection, AioConnection):
+        return connection.writer and connection.writer.get_extra_info(what)  # it has none before it is up
+    return None
 
 
 def _silent(link: Any) -> float:

@@ -8,13 +8,11 @@ from cryptography import x509
 from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.f3.connection import Connection
-from nvflare.fuel.f3.drivers.aio_conn import AioConnection
-from nvflare.fuel.f3.drivers.aio_http_driver import WsConnection
-from nvflare.fuel.f3.drivers.socket_conn import SocketConnection
 
 from feddp.errors import FedDPError, SealingError
 from feddp.flare.audit import audit_if_possible
 from feddp.flare.cells import SERVER
+from feddp.flare.dead_connections import transport
 from feddp.sealing.ends import of_kit, of_server, warnings
 from feddp.sealing.kit import Kit
 from feddp.sealing.kit_certificates import certificate_problems
@@ -55,13 +53,7 @@ def shown_by_server() -> list[x509.Certificate]:
 
 def _shown(connection: Connection) -> bytes | None:
     """Returns the certificate (DER) of a connection's other end; None without TLS, or if the driver does not show it."""
-    tls = None
-    if isinstance(connection, SocketConnection):
-        tls = connection.sock
-    elif isinstance(connection, WsConnection):
-        tls = connection.websocket.get_extra_info("ssl_object")
-    elif isinstance(connection, AioConnection):
-        tls = connection.writer and connection.writer.get_extra_info("ssl_object")
+    tls = transport(connection, "ssl_object")
     try:
         return tls.getpeercert(binary_form=True) if isinstance(tls, ssl.SSLSocket | ssl.SSLObject) else None
     except (AttributeError, ValueError, OSError):  # it was closed in the meantime, or its handshake is not over

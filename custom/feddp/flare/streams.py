@@ -82,13 +82,8 @@ class Arrived:
     completed = True
 
     def __init__(self, task: RxTask):
-        self.cell, self.origin, self.sid, self.seq, self.offset = (
-            task.cell,
-            task.origin,
-            task.sid,
-            task.seq,
-            task.received_offset,
-        )
+        self.cell, self.origin, self.sid = task.cell, task.origin, task.sid
+        self.seq, self.offset = task.seq, task.received_offset
 
     def process_chunk(self, message: Message) -> bool:
         """Acknowledges what its sender repeats."""

@@ -98,7 +98,6 @@ def runs(kit: Kit, process: psutil.Process) -> bool:
 
     An editor or a pager that shows the script has the same path in its command line.
     """
-
     folder, words, at = kit.folder.resolve(), *_line(process)
     script = next((word for word in words[1:] if not word.startswith("-")), "")
     if words and Path(words[0]).name in ("bash", "sh") and at(script) == folder / "startup/sub_start.sh":

@@ -109,11 +109,7 @@ class InputImages:
         self._asides = (*found.notes, *masks)
         self._beside = [name for name in found.others if is_beside(name)]
         remedy = "Convert it to PNG, TIFF, NIfTI or DICOM, or leave it out"
-        self.refused += [
-            str(Problem(self._tree.shown(name), "is no image of a known format", remedy))
-            for name in found.others
-            if name not in self._beside
-        ]
+        self.refused += [str(Problem(self._tree.shown(name), "is no image of a known format", remedy)) for name in found.unread]
         self._doubts: dict[str, list[str]] = defaultdict(list)  # the images of each
         if not self.entries and not self.refused:
             left_out = "".join(f" ({note})" for note in self._asides)

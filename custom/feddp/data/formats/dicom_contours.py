@@ -13,7 +13,6 @@ from feddp.data.formats.dicom_series import EXPORT, Series, axes, require_placed
 from feddp.data.formats.notes import Notes
 from feddp.data.formats.outlines import exclusive, reach, united
 from feddp.data.formats.scan import finite
-from feddp.data.formats.stack import room
 from feddp.errors import BadFile, Problem
 from feddp.limits import CONTOUR_STEPS
 from feddp.reading import short
@@ -95,9 +94,8 @@ def contour_maps(
             structure surrounds an area or belongs to the series. Names `file`; or the slices do not say where they lie.
     """
     require_placed(origin)
-    first, said = origin.slices[0], Counter[str]()
-    maps = room((classes, len(origin.slices), int(first.Rows), int(first.Columns)), bool)
-    maps[:] = False
+    said = Counter[str]()
+    maps = origin.blank_maps(classes)
     left, lost = CONTOUR_STEPS, []
     structures = items_of(dataset, "ROIContourSequence")
     if not structures:  # there is one, perhaps without contours, even if nothing is drawn
@@ -158,17 +156,11 @@ def _by_slice(file: Path, contours: Sequence[Dataset], origin: Series, said: Cou
         nearest[each.number] = min(each.away, nearest.get(each.number, each.away))
     slices: dict[int, list[Contour]] = defaultdict(list)
     for each in found:
-        if each.away <= nearest[each.number] + LEVEL * _apart(origin):
+        if each.away <= nearest[each.number] + LEVEL * origin.gap:
             slices[each.number].append(each)
     said[OPEN] += len(contours) - len(found)
     said[BETWEEN] += len(found) - sum(map(len, slices.values()))
     return slices
-
-
-def _apart(origin: Series) -> float:
-    """Returns the least distance between slices in mm; 1 if there is one slice."""
-    heights = origin.places @ axes(origin.slices[0])[2]
-    return float(np.diff(heights).min()) if len(heights) > 1 else 1.0
 
 
 def _closed(file: Path, contours: Sequence[Dataset], origin: Series) -> Iterator[Contour]:
@@ -197,7 +189,7 @@ def _placed(file: Path, points: np.ndarray, origin: Series, drawn: set[str]) -> 
     corners = np.stack([offset @ column / down, offset @ row / across], axis=1)
     if not finite(corners) or not finite(heights):
         raise BadFile(Problem(file, "has a contour with a corner that is no number", EXPORT))
-    most = NEAR * _apart(origin) + 1e-3
+    most = NEAR * origin.gap + 1e-3
     if away > most:
         which = "the slice to which it refers" if drawn else "the nearest slice of its series"
         raise BadFile(Problem(file, f"has a contour {away:.1f} mm away from {which}", EXPORT))

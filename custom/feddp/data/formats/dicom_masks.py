@@ -13,7 +13,6 @@ from feddp.data.formats.dicom_segments import labels_of, segment_maps
 from feddp.data.formats.dicom_series import EXPORT, Series
 from feddp.data.formats.guarded import guarded
 from feddp.data.formats.notes import Notes
-from feddp.data.formats.stack import room
 from feddp.data.prepare.source import Source
 from feddp.errors import BadFile, Problem
 from feddp.limits import STRUCTURES, VOXELS
@@ -45,8 +44,7 @@ def joined_maps(tree: Source, names: Sequence[str], origin: Series, classes: Seq
     if not owners:
         what = f"is one of {len(names)} files of masks of its series, and none has a structure of the classes"
         raise BadFile(Problem(tree.shown(names[0]), what, _NAME))
-    maps = room((len(classes), len(origin.slices), int(origin.slices[0].Rows), int(origin.slices[0].Columns)), bool)
-    maps[:] = False
+    maps = origin.blank_maps(len(classes))
     for name in dict.fromkeys(owners.values()):
         own = [each for each in classes if owners.get(each) == name]
         drawn = class_maps(tree.shown(name), load(tree, name), origin, own, tree.voxels, notes)

@@ -15,7 +15,6 @@ from feddp.data.formats.dicom_references import source_of
 from feddp.data.formats.dicom_series import EXPORT, Series, axes, is_placed, is_spaced_as, is_turned, place, spacing_of
 from feddp.data.formats.notes import Notes
 from feddp.data.formats.scan import too_many
-from feddp.data.formats.stack import room
 from feddp.errors import BadFile, Problem
 
 MOVED = 0.5  # pixels: how far a frame may lie from its slice
@@ -54,8 +53,7 @@ def segment_maps(
     if not given(dataset, "PixelData"):
         raise lacking(file, dataset, "PixelData")
     content = StoredPixels(io.BytesIO(dataset.PixelData), 0, dataset["PixelData"].VR, len(dataset.PixelData))
-    maps = room((classes, len(origin.slices), *size), bool)
-    maps[:] = False
+    maps = origin.blank_maps(classes)
     placed = False
     for described, pixels in zip(_described(file, dataset, count), stored_of(file, dataset, content), strict=True):
         pixels = _turned_back(described, pixels, origin)

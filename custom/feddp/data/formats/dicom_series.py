@@ -14,7 +14,7 @@ from feddp.data.formats.dicom_frames import frames_of, require_size, values_of
 from feddp.data.formats.dicom_values import scaled_by
 from feddp.data.formats.guarded import guarded
 from feddp.data.formats.scan import Scan, finite, known
-from feddp.data.formats.stack import Stack
+from feddp.data.formats.stack import Stack, room
 from feddp.data.preparation import PLANES
 from feddp.data.prepare.source import Source
 from feddp.errors import BadFile, Problem
@@ -60,6 +60,19 @@ class Series:
     def places(self) -> np.ndarray:
         """Where the slices lie, as of `place`: (S, 3)."""
         return np.stack([place(each) for each in self.slices])
+
+    @cached_property
+    def gap(self) -> float:
+        """The least distance between slices in mm; 1 if there is one slice."""
+        heights = self.places @ axes(self.slices[0])[2]
+        return float(np.diff(heights).min()) if len(heights) > 1 else 1.0
+
+    def blank_maps(self, classes: int) -> np.ndarray:
+        """Returns maps (classes, S, H, W) of the slices, all False."""
+        first = self.slices[0]
+        maps = room((classes, len(self.slices), int(first.Rows), int(first.Columns)), bool)
+        maps[:] = False
+        return maps
 
     def named(self, uids: Collection[str]) -> list[int]:
         """Returns the indices of the slices of these images; of all slices, if no image is named."""

@@ -23,9 +23,8 @@ BETWEEN = 2 / 3  # and values in between: of 1 to N alike, 6/7 are; in a disc of
 # a small or thin structure of one value: so many pixels, and such a share of all with this value, have none beside but 0.
 # Above a fourth, JPEGs of qualities from 5, scaled and blurred masks have values with shares up to two thirds, at lines
 ALONE, SHARE = 6, 3 / 4
-LEVELS = (
-    3  # of so few values in all, any share is enough: a second class, or thin lines that were scaled, which need --threshold
-)
+# of so few values in all, any share is enough: a second class, or thin lines that were scaled, which need --threshold
+LEVELS = 3
 FEW, KINDS = 64, 16  # pixels in between, and values, that a small or thin structure may have: it is all edge
 BESIDE = 0.25  # of the outline of an inner class: as much may leave the outer one, where the two end together
 TWO_LEVELS = "Save a mask of 0 and 1, or 0 and 255"
