@@ -758,10 +758,12 @@ def test_a_cells_name_is_its_parents_and_its_job():
 
 def test_gates_are_harmless_twice(federation):
     """FLARE builds the component in every process; a second one in the same process adds nothing."""
-    SiteGate(), SiteGate()
+    SiteGate()
+    before = set(threading.enumerate())
+    SiteGate()
+    assert set(threading.enumerate()) <= before
     cell = federation.cell(A)
     federation.hand(A, "admin", "admin", {}, origin=B, by=SERVER)
     assert len(federation.lines()) == 1
     assert isinstance(cell.core_cell.in_filter_reg, cell_gate.First)
     assert CoreCell.__init__.__name__ == "__init__"
-    assert threading.active_count() < 100

@@ -192,7 +192,8 @@ def linked(monkeypatch):
         conn.sock = tls
         conn.websocket = conn.writer = SimpleNamespace(get_extra_info={"ssl_object": tls}.get)
         end = SimpleNamespace(conn=conn, sfm_endpoint=SimpleNamespace(endpoint=Endpoint(name)))
-        manager = SimpleNamespace(sfm_conns={"CN1": end})
+        # an earlier test's gate may have started the thread that looks after the connections of all cells
+        manager = SimpleNamespace(sfm_conns={"CN1": end}, heartbeat_monitor=SimpleNamespace(interval=20))
         cell = SimpleNamespace(communicator=SimpleNamespace(conn_manager=manager))
         monkeypatch.setattr(CoreCell, "ALL_CELLS", {"A": cell})
 
