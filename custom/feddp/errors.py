@@ -4,6 +4,7 @@ FedDPError             a run failed; the subclass gives the kind of cause
   InputError           a given file, folder, option or setting is wrong
     BadFile            one given file is wrong
   PolicyError          a site refuses: its policy, its budget or the plan it approved does not allow the request
+    SharedError        a site refuses shared tensors that the sites' training cannot give
   ContributionError    the server refuses a site's answer, or has too few answers
   SealingError         a certificate, a handshake or an envelope of an exchange between sites is wrong
   StorageError         a disk is full, a folder is read-only, or a file system has no locks
@@ -32,6 +33,10 @@ class InputError(FedDPError):
 
 class PolicyError(FedDPError):
     """A site's policy, its budget or the plan that it approved does not allow the request, or cannot be read."""
+
+
+class SharedError(PolicyError):
+    """The shared tensors that the server sent are not what the sites' training gives, or not what it sent to the others."""
 
 
 class ContributionError(FedDPError):

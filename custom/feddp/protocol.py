@@ -39,7 +39,7 @@ TESTS_EMPTY, TESTS_FULL = TEST_FLAGS = ("tests_empty", "tests_full")
 READY = "ready"
 INITIAL = "initial"
 INTRODUCE_SPECTRA, COLLECT_SPECTRA, TAKE_SPECTRA = "introduce_spectra", "collect_spectra", "take_spectra"
-TRAIN, SCORE, ADOPT = "train", "score", "adopt"
+AGREE, TRAIN, SCORE, ADOPT = "agree", "train", "score", "adopt"
 TUNE = "tune"
 INTRODUCE, COLLECT, CALIBRATE = "introduce", "collect", "calibrate"
 COLLECT_HEADS, CALIBRATE_HEADS = "collect_heads", "calibrate_heads"
@@ -52,6 +52,7 @@ class Kind(Enum):
 
     READY = "asks a site, before any other task, what runs there"
     START = "sends the initial network to the sites"
+    AGREEMENT = "asks a site to sign a note of the shared tensors that the next task brings"
     ROUND = "sends shared tensors to the site; it returns its own"
     SCORE = "sends shared tensors to the site; it returns scores"
     HANDSHAKE = "asks the sites for consent and certificates"
@@ -193,11 +194,12 @@ def _table(*specs: TaskSpec) -> dict[str, TaskSpec]:
 
 _CONSENT = ("consent",)
 TASKS: Mapping[str, TaskSpec] = _table(
-    TaskSpec(READY, READY_STAGE, Kind.READY, scalars=("versions", "scoring")),
+    TaskSpec(READY, READY_STAGE, Kind.READY, scalars=("versions", "scoring", "samples")),
     TaskSpec(INTRODUCE_SPECTRA, SPECTRA_STAGE, Kind.HANDSHAKE, SPECTRA, scalars=_CONSENT),
     TaskSpec(COLLECT_SPECTRA, SPECTRA_STAGE, Kind.COLLECTION, SPECTRA, Sent.AMPLITUDES, _CONSENT),
     TaskSpec(TAKE_SPECTRA, SPECTRA_STAGE, Kind.DELIVERY, SPECTRA, scalars=_CONSENT, delivers=COLLECT_SPECTRA),
     TaskSpec(INITIAL, TRAIN_STAGE, Kind.START),
+    TaskSpec(AGREE, TRAIN_STAGE, Kind.AGREEMENT),
     TaskSpec(TRAIN, TRAIN_STAGE, Kind.ROUND, tensors=Sent.SHARED, scalars=(*_SCORED, *FLAGS, "phase", *_TRAINED)),
     TaskSpec(SCORE, TRAIN_STAGE, Kind.SCORE, scalars=_SCORED),
     TaskSpec(ADOPT, TRAIN_STAGE, Kind.SCORE, scalars=_SCORED),

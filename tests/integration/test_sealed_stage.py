@@ -23,9 +23,12 @@ from feddp.protocol import Kind, spec_of
 from feddp.reporting.page import write_markdown
 from feddp.sealing.envelope import recipients_of
 from feddp.sealing.identity import Identity
+from feddp.sealing.note import NOTE
 from feddp.sealing.session import HANDSHAKE, SEALED, Session, as_bytes, as_tensor
+from feddp.stages import agreement
 from feddp.stages.exchange import introduce
 from feddp.stages.message import Message
+from feddp.stages.precision import narrow, widen
 from feddp.stages.site import last_network
 from feddp.stages.train import START, adopt
 from feddp.training.store import by_site, together
@@ -78,7 +81,7 @@ def tensors_of(site, task, sent=None, **scalars):
 def hospitals(tmp_path, office, issued, tiny_root):
     """Makes a federation of sites that have adopted γ; `policies` are one's own, by name."""
 
-    def make(plan, secure=True, at="sites", names=NAMES, **policies):
+    def make(plan, secure=True, at="sites", names=NAMES, fresh=False, **policies):
         made = {}
         for i, name in enumerate(names):
             root = tmp_path / at
@@ -86,7 +89,9 @@ def hospitals(tmp_path, office, issued, tiny_root):
                 kit_of(root / name, name, office, *issued[name])
             data = tiny_root / f"site-{i % 2 + 1}"
             policy = {"data": data, "consent": list(EVERYTHING), "seed": "plan"} | policies.get(name, {})
-            made[name] = adopted(FlareSite(plan, root / name, name, simulated=not secure, **policy))
+            made[name] = FlareSite(plan, root / name, name, simulated=not secure, agrees=secure, **policy)
+            if not fresh:
+                adopted(made[name])
         return made
 
     return make
@@ -185,6 +190,99 @@ def test_a_policy_names_who_receives(hospitals, federated, plan):
     run, _ = federated(hospitals(plan, A={"recipients": ["B"]}), plan, "calibrate")
     assert run.panics == []
     assert run.memory.peers == {"A": ["B", "C"], "B": ["A", "C"], "C": ["B"]}
+
+
+# --- the sites agree on the shared tensors ------------------------------------------------------------------------------
+
+
+def trained(federated, made, plan, alter=lambda site, task, tensors, scalars: (tensors, scalars)):
+    """Stage 1 among hospitals, of which each is sent what `alter` makes of it."""
+    told = {name: site.answer for name, site in made.items()}
+    for name, site in made.items():
+
+        def answer(task, tensors=None, name=name, **scalars):
+            tensors, scalars = alter(name, task, tensors, scalars)
+            return told[name](task, tensors, **scalars)
+
+        site.answer = answer
+    return federated(made, plan, "train")
+
+
+def refusals(run):
+    return {event["site"]: event["reason"] for event in run.progress("refused")}
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_sites_sign_what_they_are_sent(precision, hospitals, federated, plan_for, toy):
+    """As in the clear, to the bit. Each of them signs a note before each task with shared tensors; half precision is rounded
+    by the server's filter, which this run in one process does not have, so its γ is of the sort that has nothing to round."""
+    plan = plan_for(method="fedavg", network=toy, sites=NAMES, rounds=2, start="last", precision=precision)
+    made = hospitals(plan, fresh=True)
+    if precision == "float16":
+        run, seen = trained(federated, made, plan, lambda site, task, tensors, scalars: (halved(tensors), scalars))
+    else:
+        run, seen = trained(federated, made, plan)
+    assert run.panics == []
+    assert refusals(run) == {}
+    asked = [task for task, _, _ in run.sent]
+    assert asked == ["agree", "train", "agree", "train", "agree", "adopt"]
+    notes = [tensors for _, task, tensors in seen if task == "agree"]
+    assert len(notes) == 3 * asked.count("agree")
+    assert all(tensors.keys() == {NOTE} for tensors in notes)
+    assert max(tensors[NOTE].numel() for tensors in notes) < 4096
+
+
+def halved(tensors):
+    return {name: widen(narrow(name, value)) for name, value in (tensors or {}).items()}
+
+
+def test_a_server_that_gives_one_site_other_tensors_is_found_at_once(hospitals, federated, plan_for, toy, monkeypatch):
+    """By one bit. C is sent another γ than A and B, once as A and B are told, and once as it is told itself."""
+    plan = plan_for(method="fedavg", network=toy, sites=NAMES, rounds=1, min_sites=2)
+
+    def other(site, task, tensors, scalars):
+        if site == "C" and task == "train":
+            name = next(iter(tensors))
+            tensors = tensors | {name: tensors[name] + 1e-7}
+        return tensors, scalars
+
+    made = hospitals(plan, fresh=True)
+    run, _ = trained(federated, made, plan, other)
+    assert "it refused the shared tensors of train" in refusals(run)["C"]
+    assert refusals(run).keys() == {"C"}
+    assert "site A was told of other shared tensors for train of round 0 than this site" in made["C"].last_error()
+
+    def lied(site, task, tensors, scalars):
+        tensors, scalars = other(site, task, tensors, scalars)
+        if site == "C" and task == "agree":
+            scalars = scalars | {"shared": "0" * 64}
+        return tensors, scalars
+
+    run, _ = trained(federated, hospitals(plan, fresh=True, at="honest"), plan, lied)
+    assert "its note is of other shared tensors" in refusals(run)["C"], "a server that is honest takes C for the liar"
+    monkeypatch.setattr(agreement, "told_in", lambda site, note: Anything())
+    made = hospitals(plan, fresh=True, at="lied")
+    run, _ = trained(federated, made, plan, lied)
+    assert run.panics
+    assert refusals(run).keys() == set(NAMES), "each sees that another one was told otherwise"
+    assert "site C was told of other shared tensors" in made["A"].last_error()
+
+
+class Anything:
+    """What a server is told that does not look."""
+
+    def __ne__(self, other):
+        return False
+
+
+@pytest.mark.parametrize("given", [{}, None, {"A": "x", "B": "y"}, "notes", ["A"]])
+def test_without_notes_a_site_takes_no_shared_tensors(given, hospitals, plan, tmp_path):
+    made = hospitals(plan, fresh=True, at=str(hash(str(given))))
+    more = {} if given is None else {"notes": given}
+    reply = made["C"].answer(protocol.TRAIN, made["C"].shared, round=0, phase=0, **more)
+    assert reply.get_return_code() == messages.SHARED_REFUSED
+    assert "1 of the 2 sites that the plan requires have signed a note" in made["C"].last_error()
+    assert "1 of the 2 sites" in (tmp_path / "audit.txt").read_text()
 
 
 # --- what a server cannot do ----------------------------------------------------------------------------------------------

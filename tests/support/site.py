@@ -1,9 +1,11 @@
 """One site of a federation in one process: a job's components, the policy of the site's kit, and what FLARE says to them."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
@@ -13,8 +15,7 @@ from nvflare.apis.signal import Signal
 from nvflare.fuel.utils import fobs
 
 from feddp.errors import FedDPError
-from feddp.flare import messages
-from feddp.flare.executor import StageExecutor
+from feddp.flare import executor, messages
 from feddp.flare.filters import PrivateTensorGuard
 from feddp.flare.policy import SitePolicy
 from feddp.flare.site import SiteComponent
@@ -47,6 +48,7 @@ class FlareSite:
         folder: the site's kit; what it keeps is below `feddp`, and its audit file is `audit.txt`.
         request: of an unseen site, as `AdaptationRequest.to_json`; the job is then an adaptation.
         simulated: as in FLARE's simulator: nothing is sealed, counted or kept secret, and no gate is asked for.
+        agrees: whether it takes shared tensors only with the other sites' notes of them, which needs a kit's certificate.
         admits: whether the policy takes the plan, whatever its bounds are.
         policy: properties of the kit's privacy.json.
     """
@@ -60,10 +62,11 @@ class FlareSite:
         request: dict[str, Any] | None = None,
         simulated: bool = False,
         admits: bool = True,
+        agrees: bool = False,
         **policy: Any,
     ):
         self.name, self.folder, self.request, self.simulated, self.admits = name, Path(folder), request, simulated, admits
-        self.policy = {"data": "nowhere"} | policy
+        self.policy, self.agrees = {"data": "nowhere"} | policy, agrees
         self.submitted(plan, job)
 
     def submitted(self, plan: Plan, job: str = "job", resume: str = "", **policy: Any) -> "FlareSite":
@@ -108,7 +111,10 @@ class FlareSite:
 
     def executed(self, task: str, tensors=None, **scalars: Any) -> Shareable:
         """The executor's answer, before any filter."""
-        return StageExecutor().execute(task, messages.pack(tensors, **scalars), self.at(task), Signal())
+        with (
+            nullcontext() if self.agrees else patch.object(executor, "agreeing", lambda context, seals, task, message: message)
+        ):
+            return executor.StageExecutor().execute(task, messages.pack(tensors, **scalars), self.at(task), Signal())
 
     def guarded(self, task: str, message: Shareable) -> Shareable:
         """What the guard lets out of an answer. FedDPError where that is nothing."""

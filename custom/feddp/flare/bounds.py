@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from feddp.errors import PolicyError
+from feddp.limits import MOVEMENT, STATISTICS
 from feddp.plan.schema import Plan
 from feddp.training.settings import LOSS_NAMES
 
@@ -31,6 +32,10 @@ class Bounds:
     rounds: int = 1000  # at most: rounds, and epochs of each later stage
     losses: tuple[str, ...] = LOSS_NAMES
     augment: bool = True  # whether augmentation must be on
+    # how far the shared tensors of a round may be from those before (`feddp.stages.movement`): parameters, at most, in units of
+    # learning rate times steps of the site with most images; running statistics, at most, in standard deviations
+    movement: float = MOVEMENT
+    statistics: float = STATISTICS
 
     @classmethod
     def of(cls, site: str, given: Any) -> "Bounds":

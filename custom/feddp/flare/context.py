@@ -15,6 +15,7 @@ from feddp.flare.terms import require_as_private, require_terms
 from feddp.flare.unused import require_not_removed
 from feddp.reading import one_line
 from feddp.stages.initial import first_network
+from feddp.stages.movement import Movement
 from feddp.stages.order import behind
 from feddp.stages.site import Site
 from feddp.stages.tensors import Expected
@@ -85,6 +86,13 @@ class SiteContext:
         """Whether scores over the images by which rounds are selected may leave. In a simulation nothing is withheld, and an
         adaptation selects no round."""
         return self.simulated or self.request is not None or selected_by(self.plan, self.policy.data) >= self.policy.min_images
+
+    @property
+    def samples(self) -> int:
+        """The number of the site's training images; 0 in an adaptation, whose folder may have no splits."""
+        if self.request is not None:
+            return 0
+        return len(SiteFolder.open(self.policy.data).rows_of(*self.plan.training.trained_on))
 
     @cached_property
     def secret(self) -> str:
@@ -164,7 +172,7 @@ class SiteContext:
         if self._site is None:
             self.claim()
             folder = SiteFolder.open(self.policy.data)
-            if few := self.policy.bounds.too_few(len(folder.rows_of(*self.plan.training.trained_on))):
+            if few := self.policy.bounds.too_few(self.samples):
                 raise PolicyError(f"site {self.name}: {few[0]}")
             self._site = Site(
                 self.name,
@@ -176,5 +184,6 @@ class SiteContext:
                 lambda: self.stopped(),
                 self.secret,
                 self.run,
+                Movement(self.policy.bounds.movement, self.policy.bounds.statistics),
             )
         return self._site

@@ -265,6 +265,11 @@ def _released(task: Task, fl_ctx: FLContext) -> None:
 def _reply(site: str, task: str, result: Shareable) -> Message:
     code = result.get_return_code(ReturnCode.OK)
     if not isinstance(code, str) or code != ReturnCode.OK:  # a site writes what it likes there, an array too
+        if code == messages.SHARED_REFUSED:
+            raise ContributionError(
+                f"site {site}: it refused the shared tensors of {task}: they are not what the sites' training gives, or not"
+                " those of the other sites. The site's audit.log names the tensor"
+            )
         known = code if isinstance(code, str) and code in messages.CODES else "a code that FLARE does not have"
         raise ContributionError(f"site {site}: {task} ended with {known}; the site's audit.log has the reason")
     return Message(*messages.unpack(result))

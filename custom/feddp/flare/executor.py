@@ -9,16 +9,20 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from feddp import protocol
-from feddp.errors import FedDPError, Stopped, StorageError
+from feddp.errors import FedDPError, SharedError, Stopped, StorageError
 from feddp.flare import messages
+from feddp.flare.agreement import agreeing
 from feddp.flare.audit import audit
-from feddp.flare.messages import STORAGE_FAILED
+from feddp.flare.messages import SHARED_REFUSED, STORAGE_FAILED
 from feddp.flare.sealing import arriving
 from feddp.flare.site import SiteComponent, site_component
 from feddp.protocol import Kind
 from feddp.reading import one_line
 from feddp.stages import answered
 from feddp.stages.message import Message
+
+CODES = {StorageError: STORAGE_FAILED, SharedError: SHARED_REFUSED}  # for what the server may know of an error
+UNKNOWN = ReturnCode.EXECUTION_EXCEPTION
 
 
 class StageExecutor(Executor):
@@ -39,14 +43,14 @@ class StageExecutor(Executor):
                     component.store(fl_ctx).record("error", task=task_name, message=one_line(message))
                 except (OSError, StorageError) as full:  # the log, which FLARE writes, still has both
                     self.log_error(fl_ctx, f"task {task_name}: its failure was not written down: {full}", fire_event=False)
-                return make_reply(STORAGE_FAILED if isinstance(error, StorageError) else ReturnCode.EXECUTION_EXCEPTION)
+                return make_reply(next((code for kind, code in CODES.items() if isinstance(error, kind)), UNKNOWN))
 
 
 def _answer(task: str, component: SiteComponent, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
     context, kind = component.context(fl_ctx), protocol.spec_of(task).kind
     context.stopped = lambda: abort_signal.triggered
     context.audit = partial(audit, fl_ctx)
-    message = Message(*messages.unpack(shareable))
+    message = agreeing(context, partial(component.seals, fl_ctx), task, Message(*messages.unpack(shareable)))
     tensors = arriving(context, partial(component.seals, fl_ctx), task, message)
     if kind is Kind.ROUND:
         fl_ctx.set_prop(messages.RECEIVED, tensors, private=True, sticky=False)

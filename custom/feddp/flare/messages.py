@@ -17,8 +17,9 @@ from feddp.reading import shown
 RECEIVED = "feddp_received"
 # a return code beside FLARE's: the server may know that a site's disk is full or read-only, and not which folder it is
 STORAGE_FAILED = "STORAGE_FAILED"
+SHARED_REFUSED = "SHARED_REFUSED"  # the site does not accept the shared tensors that the server sent
 # what an error says to the server, and no other word
-CODES = frozenset(code for name, code in vars(ReturnCode).items() if name.isupper()) | {STORAGE_FAILED}
+CODES = frozenset(code for name, code in vars(ReturnCode).items() if name.isupper()) | {STORAGE_FAILED, SHARED_REFUSED}
 
 
 def register_tensors() -> None:

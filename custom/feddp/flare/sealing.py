@@ -24,7 +24,8 @@ from feddp.sealing.envelope import recipients_of
 from feddp.sealing.identity import Identity
 from feddp.sealing.kit import Kit
 from feddp.sealing.kit_certificates import certificate_problems
-from feddp.sealing.session import Session
+from feddp.sealing.note import NOTE
+from feddp.sealing.session import Session, as_tensor
 from feddp.stages.message import Message
 from feddp.training.store import by_site, together
 
@@ -103,7 +104,8 @@ def _recipients(context: SiteContext) -> set[str]:
 
 
 def leaving(context: SiteContext, seals: Callable[[], Session], task: str, tensors: Tensors) -> Tensors:
-    """Returns the tensors of a checked result as they leave the site: sealed, if they go to peers.
+    """Returns the tensors of a checked result as they leave the site: sealed, if they go to peers; with a note, if one is
+    asked for.
 
     Raises:
         SealingError: there is no recipient to seal them for, or this site's certificate is missing or invalid.
@@ -111,6 +113,8 @@ def leaving(context: SiteContext, seals: Callable[[], Session], task: str, tenso
     if context.simulated:
         return tensors
     spec = protocol.spec_of(task)
+    if spec.kind is Kind.AGREEMENT:
+        return {NOTE: as_tensor(seals().notes.sign(context.plan.digest(), context.samples))}
     if spec.kind is Kind.HANDSHAKE:
         return seals().introduce(spec.consent) if context.consents(spec.consent) else {}
     if spec.kind is Kind.COLLECTION and tensors:

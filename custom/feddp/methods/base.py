@@ -164,6 +164,13 @@ class Method:
         """Returns the private rule for a plan without one."""
         return cls.private
 
+    def passes(self, plan: RunPlan) -> float:
+        """Returns how many steps of AdamW per batch of its images a site's round may move the shared tensors by, in one phase.
+
+        A site refuses shared tensors that have moved further (`feddp.stages.movement`).
+        """
+        return plan.training.local_epochs
+
     def opened(self, site: AtSite) -> None:
         """Is called once, after the site's network has been built."""
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from feddp.methods.base import Method, Round
+from feddp.methods.base import Method, Round, RunPlan
 from feddp.partition import HEAD
 from feddp.training.settings import require_bounds, require_positive, setting
 
@@ -30,6 +30,10 @@ class FedRep(Method):
     private = (HEAD,)
     Hyper = FedRepSettings
     hyper: FedRepSettings
+
+    def passes(self, plan: RunPlan) -> float:
+        """Each tensor is trained in one of the two phases; a plan may share the head."""
+        return max(self.hyper.head_epochs, plan.training.local_epochs)
 
     def round(self, site: Round) -> float:
         site.fit(epochs=self.hyper.head_epochs, train=(HEAD,))

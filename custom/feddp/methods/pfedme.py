@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from feddp.errors import InputError
-from feddp.methods.base import Method, Round
+from feddp.methods.base import Method, Round, RunPlan
 from feddp.methods.proximal import near
 from feddp.training.settings import require_bounds, require_positive, setting
 
@@ -43,6 +43,10 @@ class PFedMe(Method):
     personal = True
     Hyper = PFedMeSettings
     hyper: PFedMeSettings
+
+    def passes(self, plan: RunPlan) -> float:
+        """w never moves further than θ, which moves in each of the inner steps; then the server takes its own step."""
+        return plan.training.local_epochs * self.hyper.inner_steps * max(1.0, self.hyper.pfedme_beta)
 
     def round(self, site: Round) -> float:
         import torch

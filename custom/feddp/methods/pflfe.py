@@ -78,6 +78,9 @@ class FCPFLFE(PFLFE):
 
     phases = 1
 
+    def passes(self, plan: RunPlan) -> float:
+        return 2 * plan.training.local_epochs
+
     def round(self, site: Round) -> float:
         self.enhancement(site)
         return site.fit(epochs=site.plan.training.local_epochs)

@@ -11,6 +11,7 @@ from feddp.errors import SealingError
 from feddp.sealing.envelope import Binding, seal, unseal
 from feddp.sealing.handshake import LIMIT, Peer, introduce, meet
 from feddp.sealing.identity import Identity
+from feddp.sealing.note import Notes
 from feddp.sealing.peers import LeftOut, good, unnoted
 
 SEALED, HANDSHAKE = "sealed", "introduction"  # names of the tensors on the wire, each of bytes
@@ -30,7 +31,7 @@ class Session:
     """
 
     def __init__(self, identity: Identity, job: str):
-        self.identity, self.job = identity, job
+        self.identity, self.job, self.notes = identity, job, Notes(identity, job)
         self.met: dict[str, x509.Certificate] = {}  # the certificate of each peer whose handshake was valid
         self._challenges: dict[str, str] = {}
         self._opened: dict[str, int] = {}  # the last epoch, by task

@@ -37,6 +37,10 @@ class Host(Protocol):
         """Whether the site's scores of the images by which rounds are selected may leave."""
 
     @property
+    def samples(self) -> int:
+        """The number of the site's training images; 0 in an adaptation, which trains on none."""
+
+    @property
     def secret(self) -> str:
         """The site's part of every seed; empty if only the plan's seed counts."""
 

@@ -1,4 +1,5 @@
-"""The first task of every job: which versions run at a site, and whether its validation scores may leave.
+"""The first task of every job: which versions run at a site, whether its validation scores may leave, and how many images it
+trains on, which says how far a round can move the shared tensors (`feddp.stages.movement`).
 
 A job whose sites differ from the server in a version that matters (`feddp.versions`), or of which no site can score the rounds
 where the best one is selected, ends here, and not hours later. A site that comes later is asked when it comes.
@@ -14,7 +15,7 @@ from feddp.stages.message import Message
 from feddp.stages.server import Server
 from feddp.versions import SERVER, as_numbers, as_texts, differences, installed, refusal
 
-NUMBERS = ("versions", "scoring")
+NUMBERS = ("versions", "scoring", "samples")
 VERSIONS = "versions"  # the event of the server's progress
 NO_SCORE = (
     "no site sends its validation IoU: every site has fewer images to select by than min_images in its policy."
@@ -34,7 +35,7 @@ def serve(server: Server) -> None:
     memory.versions = {SERVER: installed()}
     answers = server.ask(protocol.READY, Message(), NUMBERS)
     for site, answer in answers.items():
-        memory.versions[site] = as_texts(answer.scalars["versions"])
+        _note(server, site, answer)
     if reason := refusal(memory.versions):
         raise ContributionError(reason)
     _show(server, list(answers))
@@ -55,11 +56,16 @@ def meet(server: Server) -> None:
     if new := [site for site in server.present() if site not in memory.versions and site not in memory.unfit]:
         answers = server.ask(protocol.READY, dict.fromkeys(new, Message()), NUMBERS, partial(_check, server), least=0)
         for site, answer in answers.items():
-            memory.versions[site] = as_texts(answer.scalars["versions"])
+            _note(server, site, answer)
         for site in new:
             if site not in answers and site not in memory.lost:
                 memory.unfit.setdefault(site, f"site {site} did not tell its versions")
         _show(server, list(answers))
+
+
+def _note(server: Server, site: str, answer: Message) -> None:
+    server.memory.versions[site] = as_texts(answer.scalars["versions"])
+    server.memory.samples[site] = answer.scalars["samples"]
 
 
 def _check(server: Server, site: str, answer: Message) -> None:
@@ -82,4 +88,4 @@ def _show(server: Server, sites: list[str]) -> None:
 
 
 def answer(task: str, message: Message, host: Host) -> Message:
-    return Message(scalars={"versions": as_numbers(installed()), "scoring": host.scoring})
+    return Message(scalars={"versions": as_numbers(installed()), "scoring": host.scoring, "samples": host.samples})

@@ -17,6 +17,8 @@ from feddp.protocol import COUNT, MEASURED, STD_WITHHELD, WITHHELD, Kind, Number
 from feddp.reading import short, shown
 from feddp.sealing.envelope import OVERHEAD, recipients_of
 from feddp.sealing.handshake import LIMIT
+from feddp.sealing.note import LIMIT as NOTE_LIMIT
+from feddp.sealing.note import NOTE
 from feddp.sealing.session import HANDSHAKE, SEALED, as_bytes
 from feddp.stages.memory import ServerMemory
 from feddp.stages.message import Message
@@ -182,6 +184,8 @@ class Server(ABC):
         spec, expected = protocol.spec_of(task), self.memory.expected
         if spec.kind is Kind.HANDSHAKE and self.sealed and answer.scalars["consent"]:
             as_bytes(site, HANDSHAKE, answer.tensors, LIMIT)
+        elif spec.kind is Kind.AGREEMENT:
+            as_bytes(site, NOTE, answer.tensors, NOTE_LIMIT)
         elif spec.kind is not Kind.COLLECTION:
             expected.check(spec.tensors, site, answer.tensors)
         elif self.sealed and answer.tensors:

@@ -19,8 +19,10 @@ from feddp.methods.base import STAGES, TRAIN
 from feddp.partition import Tensors
 from feddp.plan.resolve import build_method
 from feddp.stages import empty, initial, ready
+from feddp.stages.agreement import agreed
 from feddp.stages.host import Host
 from feddp.stages.message import Message
+from feddp.stages.movement import Reach, most_samples
 from feddp.stages.order import require, state_before
 from feddp.stages.round import LocalRound, keep
 from feddp.stages.server import Server
@@ -123,13 +125,19 @@ def compared(ious: Mapping[str, float], best: Mapping[str, float]) -> tuple[bool
 
 
 def _ask_to_train(server: Server, shared: Tensors, t: int, phase: int, spool: Spool) -> dict[str, Message]:
+    most = _most_of(server)
+    reach = Reach(server.plan, server.memory.expected.network, most["samples"]) if most else None
+
     def check(site: str, answer: Message) -> None:
         _check_round(site, answer, t, phase)
         if answer.scalars["samples"] < 1:
             raise ContributionError(f"site {site}: its answer says {answer.scalars['samples']} training samples")
+        if reach and (beyond := reach.beyond(shared, answer.tensors)):
+            raise ContributionError(f"site {site}: its contribution is not of this round's training: {beyond}")
 
     best = server.memory.best_round
-    scalars = {"round": t, "phase": phase} | ({} if best is None else {"keep": best})
+    scalars = {"round": t, "phase": phase, **most} | ({} if best is None else {"keep": best})
+    scalars |= agreed(server, protocol.TRAIN, shared, t, phase)
     scored = ("dice", "iou", protocol.EVALUATING) if t and not phase else ()
     numbers = ("loss", "samples", "seconds", protocol.LOADING, protocol.STORING, *scored)
     return server.ask(protocol.TRAIN, Message(shared, scalars), numbers, check, spool, round=t + 1, phase=phase)
@@ -139,7 +147,14 @@ def _ask_to_score(server: Server, task: str, shared: Tensors, round: int) -> dic
     def check(site: str, answer: Message) -> None:
         _check_round(site, answer, round)
 
-    return server.ask(task, Message(shared, {"round": round}), ("dice", "iou"), check, round=round)
+    scalars = {"round": round, **_most_of(server), **agreed(server, task, shared, round)}
+    return server.ask(task, Message(shared, scalars), ("dice", "iou"), check, round=round)
+
+
+def _most_of(server: Server) -> dict[str, int]:
+    """Returns what says how far a round can move the shared tensors; {} if no site was asked for its number of images."""
+    samples = server.memory.samples
+    return {"samples": most_samples(samples)} if samples else {}
 
 
 def _check_round(site: str, answer: Message, round: int, phase: int | None = None) -> None:
@@ -154,6 +169,8 @@ def _check_round(site: str, answer: Message, round: int, phase: int | None = Non
 
 
 def answer(task: str, message: Message, host: Host) -> Message:
+    if task == protocol.AGREE:  # where there are certificates, the guard signs the note
+        return Message()
     if task == protocol.INITIAL:
         initial.keep(host, message.tensors)
         return Message()
@@ -163,11 +180,19 @@ def answer(task: str, message: Message, host: Host) -> Message:
     # the site reports which round and phase it answers
     said: dict[str, Any] = {name: message.scalars.get(name) for name in ("round", "phase", "keep")}
     round, phase, best = said.values()
+    samples = _most(host.name, message, host.samples)
     if task == protocol.TRAIN:
-        mine, metrics = train(site, message.tensors, round, best, phase, watch)
+        mine, metrics = train(site, message.tensors, round, best, phase, watch, samples)
         return Message(mine, {"round": round, "phase": phase, **metrics})
-    scores = (adopt if task == protocol.ADOPT else score)(site, message.tensors, round)
+    scores = (adopt if task == protocol.ADOPT else score)(site, message.tensors, round, samples)
     return Message(scalars={**scores, "round": round})
+
+
+def _most(site: str, message: Message, own: int) -> int:
+    """Returns the number of training images of the site with most, as the server tells it; else this site's `own`."""
+    samples: Any = message.scalars.get("samples", own)
+    require(site, "samples", samples, 1, protocol.LARGEST)
+    return int(samples)
 
 
 def train(
@@ -177,6 +202,7 @@ def train(
     best: int | None = None,
     phase: int = 0,
     watch: Stopwatch | None = None,
+    samples: int | None = None,
 ) -> tuple[Tensors, Scores]:
     """Runs one round or phase: scores, trains and stores v_k = γ^t ∪ ρ_k^t; returns γ_k and scalars.
 
@@ -186,6 +212,8 @@ def train(
         best: the best round so far; its state stays on disk.
         phase: from 0. Every phase ends with an aggregation; the received tensors are scored in the first phase.
         watch: runs since the site was asked, so that what it opened first counts; default: from now on.
+        samples: the number of training images of the site with most, which says how far γ^t may have moved; None: it is not
+            checked.
 
     Returns:
         The site's shared tensors after training, and its metrics: the loss; from the second round on Dice and IoU of
@@ -193,8 +221,8 @@ def train(
         them those for loading (folder, network and images), for evaluation, and for the state on disk.
 
     Raises:
-        PolicyError: the plan has no such round or phase, `best` was not scored, or the site no longer has the state before
-            the round.
+        PolicyError: the plan has no such round or phase, `best` was not scored, the site no longer has the state before
+            the round, or γ^t is not what honest rounds give.
     """
     watch, plan = watch or Stopwatch(), site.plan
     require(site.name, "round", round, 0, plan.rounds - 1)
@@ -207,6 +235,8 @@ def train(
     with watch.part(protocol.LOADING):
         _ = site.samples
     received = site.received(shared, state)
+    if samples is not None:
+        site.require_near(shared, state, step, samples)
     scores: Scores = {}
     told: dict[str, bool] = {}
     if round and not phase:
@@ -220,7 +250,7 @@ def train(
     local = LocalRound(site, state, step, plan.training.lr, phase)
     loss = site.method.round(local)
     mine, _ = site.partition.split(site.network.state_dict())
-    after = local.state()
+    after = replace(local.state(), received=dict(shared))
     if plan.best_per_site and scores:
         own = own_best(state, round, scores)
         after, best = replace(after, memory=after.memory | own), int(own[BEST_ROUND])
@@ -246,21 +276,24 @@ def own_best(before: State, round: int, scores: Scores) -> Tensors:
     return {BEST_ROUND: torch.tensor(round), BEST_IOU: torch.tensor(iou, dtype=torch.float64)}
 
 
-def score(site: Site, shared: Mapping[str, Tensor], round: int) -> Scores:
+def score(site: Site, shared: Mapping[str, Tensor], round: int, samples: int | None = None) -> Scores:
     """Returns the validation scores of v̂_k = γ^r ∪ ρ_k^r, both of round r, or of the personal model if the method has one.
 
     Raises:
-        PolicyError: the plan has no γ of such a round.
+        PolicyError: the plan has no γ of such a round, or γ^r is not what honest rounds give.
     """
     require(site.name, "round", round, 0, site.plan.rounds)
-    state = site.store.load_state(round * site.plan.phases)
+    step = round * site.plan.phases
+    state = site.store.load_state(step)
+    if samples is not None:
+        site.require_near(shared, state, step, samples)
     site.network.load_state_dict(state.personal or site.received(shared, state))
     scores = site.validate()
     site.store.record("score", round=round, **scores)
     return scores
 
 
-def adopt(site: Site, shared: Mapping[str, Tensor], round: int) -> Scores:
+def adopt(site: Site, shared: Mapping[str, Tensor], round: int, samples: int | None = None) -> Scores:
     """Saves v̂_k = γ^r ∪ ρ_k^r, both of round r, as the start of the later stages; returns its validation scores.
 
     If the plan says so, r is the site's own best round instead of `round`.
@@ -268,7 +301,7 @@ def adopt(site: Site, shared: Mapping[str, Tensor], round: int) -> Scores:
     if site.plan.best_per_site:
         last = site.plan.rounds
         before = site.store.load_state(last * site.plan.phases)
-        round = int(own_best(before, last, score(site, shared, last))[BEST_ROUND])
-    scores = score(site, shared, round)
+        round = int(own_best(before, last, score(site, shared, last, samples))[BEST_ROUND])
+    scores = score(site, shared, round, samples)
     site.save(START)
     return scores

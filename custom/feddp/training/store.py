@@ -3,7 +3,8 @@
 plan.json                 the plan of the job that opened this folder; jobs with another plan are refused
 terms.json                `data`, `private`, `consent` and `recipients` of the policy under which the run began
 initial.safetensors       the initial network, if the job brought one
-state_00007.safetensors   the state after 7 rounds: private tensors, personal model, optimiser, memory of the method
+state_00007.safetensors   the state after 7 rounds: private tensors, personal model, optimiser, memory of the method, and the
+                          shared tensors with which the last of them began
 start.safetensors         the whole network of the round that stage 1 selected; later stages add tuned, heads, calibrated
 spectra.safetensors       amplitude spectra of other sites, received with consent (FedDG), removed after the evaluation
 peers.safetensors         personal tensors of other sites, received with consent, removed after the evaluation
@@ -35,14 +36,15 @@ _STATE = re.compile(r"state_(\d{5,})\.safetensors")
 INITIAL = "initial"
 EVALUATION = "evaluation.json"
 
-GROUPS = ("private", "personal", "optimizer", "memory")
+GROUPS = ("private", "personal", "optimizer", "memory", "received")
 
 
 @dataclass(frozen=True)
 class State:
     """A site's state after `round` rounds.
 
-    `personal` is a whole second network with the same tensor names, for methods that keep a personal model.
+    `personal` is a whole second network with the same tensor names, for methods that keep a personal model. `received` are the
+    shared tensors with which the last of these rounds began: the next ones may not be far from them (`feddp.stages.movement`).
     """
 
     round: int
@@ -50,6 +52,7 @@ class State:
     personal: Tensors = field(default_factory=dict)
     optimizer: Tensors = field(default_factory=dict)
     memory: Tensors = field(default_factory=dict)
+    received: Tensors = field(default_factory=dict)
 
 
 class Store:

@@ -19,7 +19,7 @@ HERE = as_numbers(installed())
 
 def told(scoring=True, **versions):
     """The answer of a site whose versions differ from the server's in these."""
-    return messages.pack(versions=HERE | versions, scoring=scoring)
+    return messages.pack(versions=HERE | versions, scoring=scoring, samples=10)
 
 
 def changed(name, part, by=1):
@@ -51,7 +51,7 @@ def test_all_sites_are_asked_before_anything_else_and_once(run):
     assert done.memory.versions.keys() == {"server", *SITES}
     assert done.progress("versions") == []
     answers = [event for event in done.progress("answer") if event["task"] == READY]
-    assert [event["scalars"] for event in answers] == [{"versions": HERE, "scoring": True}] * 3
+    assert [event["scalars"] for event in answers] == [{"versions": HERE, "scoring": True, "samples": 10}] * 3
     assert read_progress(done.folder / "progress.jsonl"), "as `feddp report` and `feddp watch` read it"
 
 
@@ -69,7 +69,7 @@ def test_a_difference_that_matters_ends_the_job_at_its_start_and_names_all_sites
 def test_a_version_that_a_site_does_not_tell_is_unknown_and_refused(run):
     """Such an answer says nothing about the package; the lead is told so, and whose it is."""
     without = {name: numbers for name, numbers in HERE.items() if name not in ("timm", "python")}
-    done = run({"B": messages.pack(versions=without, scoring=True)}, "train")
+    done = run({"B": messages.pack(versions=without, scoring=True, samples=10)}, "train")
     assert f"timm is {installed()['timm']} at the server, unknown or not installed at B (" in done.panics[0]
     assert "python" not in done.panics[0]
 
@@ -103,15 +103,17 @@ def test_one_site_that_can_score_is_enough(run):
 @pytest.mark.parametrize(
     "answer",
     [
-        messages.pack(scoring=True),
+        messages.pack(scoring=True, samples=10),
         messages.pack(versions=HERE),
-        messages.pack(versions={"left-pad": HERE["torch"]}, scoring=True),
-        messages.pack(versions={"torch": {"major": "2"}}, scoring=True),
-        messages.pack(versions={"torch": {"major": 10_000}}, scoring=True),
-        messages.pack(versions={"torch": {"major": 2, "paths": 1}}, scoring=True),
-        messages.pack(versions={"torch": 2}, scoring=True),
-        messages.pack(versions=HERE, scoring=1),
-        messages.pack(versions="2", scoring=True),
+        messages.pack(versions={"left-pad": HERE["torch"]}, scoring=True, samples=10),
+        messages.pack(versions={"torch": {"major": "2"}}, scoring=True, samples=10),
+        messages.pack(versions={"torch": {"major": 10_000}}, scoring=True, samples=10),
+        messages.pack(versions={"torch": {"major": 2, "paths": 1}}, scoring=True, samples=10),
+        messages.pack(versions={"torch": 2}, scoring=True, samples=10),
+        messages.pack(versions=HERE, scoring=1, samples=10),
+        messages.pack(versions="2", scoring=True, samples=10),
+        messages.pack(versions=HERE, scoring=True),
+        messages.pack(versions=HERE, scoring=True, samples=-1),
     ],
 )
 def test_a_site_that_answers_otherwise_takes_no_part(run, answer):
@@ -200,7 +202,7 @@ def test_a_site_tells_its_versions_and_that_it_can_score(hospital):
     for least, scoring in ((2, True), (3, False)):
         site = hospital(min_images=least)
         tensors, scalars = site.sends(READY, site.executed(READY))
-        assert (dict(tensors), scalars) == ({}, {"versions": HERE, "scoring": scoring})
+        assert (dict(tensors), scalars) == ({}, {"versions": HERE, "scoring": scoring, "samples": 8})
     assert not (site.folder / "feddp/budget.json").exists()
 
 

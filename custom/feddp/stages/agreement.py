@@ -1,0 +1,41 @@
+"""The sites agree on the shared tensors before each task that brings them: each signs their fingerprint (`feddp.sealing.note`).
+
+Without certificates, in FLARE's simulator or one process, there is nobody to sign: the task is not asked.
+"""
+
+from dataclasses import asdict
+from typing import Any
+
+from feddp import protocol
+from feddp.errors import ContributionError
+from feddp.networks.weights import fingerprint
+from feddp.partition import Tensors
+from feddp.sealing.note import LIMIT, NOTE, Told, told_in
+from feddp.sealing.session import as_bytes
+from feddp.stages.message import Message
+from feddp.stages.precision import narrow, widen
+from feddp.stages.server import Server
+
+
+def agreed(server: Server, task: str, shared: Tensors, round: int, phase: int = 0) -> dict[str, Any]:
+    """Asks every site for its note of the tensors that `task` will bring.
+
+    Returns:
+        What the task's message must hold for the sites to accept its tensors.
+
+    Raises:
+        ContributionError: fewer than `min_sites` signed what they were told.
+    """
+    if not server.sealed:
+        return {}
+    if server.plan.federation.half:  # the sites see what comes out of the wire
+        shared = {name: widen(narrow(name, value)) for name, value in shared.items()}
+    told = Told(task, round, phase, fingerprint(shared), tuple(server.sites()))
+
+    def check(site: str, answer: Message) -> None:
+        if told_in(site, as_bytes(site, NOTE, answer.tensors, LIMIT)) != told:
+            raise ContributionError(f"site {site}: its note is of other shared tensors than it was told of")
+
+    answers = server.ask(protocol.AGREE, Message(scalars=asdict(told)), (), check, round=round, phase=phase)
+    notes = {site: as_bytes(site, NOTE, answer.tensors).decode() for site, answer in answers.items()}
+    return {"sites": list(told.sites), "notes": notes}

@@ -1,0 +1,145 @@
+"""Signed notes: a server that gives sites different shared tensors is found, and one bad note ends nothing."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from feddp.errors import SealingError, SharedError
+from feddp.sealing.identity import Identity
+from feddp.sealing.note import LIMIT, Notes, Told, told_in
+from support.certificates import SERVER, Office
+
+PLAN, JOB = "5" * 64, "job-1"
+TOLD = Told("train", 3, 0, "a" * 64, ("A", "B", "C"))
+
+
+@pytest.fixture(scope="module")
+def office():
+    return Office()
+
+
+@pytest.fixture(scope="module")
+def identities(office):
+    def identity(name):
+        certificate, key = office.issue(name)
+        return Identity(name, certificate, key, office.root, SERVER)
+
+    return {name: identity(name) for name in "ABC"}
+
+
+@pytest.fixture
+def notes(identities):
+    return {name: Notes(identity, JOB) for name, identity in identities.items()}
+
+
+def signed(notes, name, told=TOLD, plan=PLAN, samples=10):
+    notes[name].tell(told)
+    return notes[name].sign(plan, samples).decode()
+
+
+def required(notes, given, told=TOLD, least=3):
+    """What A says of the others' notes: the sites that it leaves out."""
+    out = []
+    notes["A"].require_same(told, PLAN, given, least, lambda site, why: out.append(site))
+    return out
+
+
+def test_notes_of_the_same_tensors_are_accepted_and_say_how_many_images(notes):
+    given = {name: signed(notes, name, samples=5 + len(name)) for name in "ABC"}
+    assert required(notes, given) == []
+    assert notes["A"].samples == {"B": 6, "C": 6}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(TOLD, shared="b" * 64),
+        replace(TOLD, round=2),
+        replace(TOLD, phase=1),
+        replace(TOLD, brought_by="score"),
+        replace(TOLD, sites=("A", "B")),
+    ],
+)
+def test_a_server_that_tells_sites_different_things_is_found(notes, other):
+    given = {"B": signed(notes, "B"), "C": signed(notes, "C", other)}
+    with pytest.raises(SharedError, match="site C was told of other shared tensors for train of round 3 than this site"):
+        required(notes, given)
+    with pytest.raises(SharedError, match="site A: site B was told"):
+        required(notes, {"B": given["B"]}, other)
+
+
+def test_a_note_of_another_plan_or_job_is_none_of_this_one(notes, identities):
+    with pytest.raises(SharedError, match="or of another job, plan"):
+        required(notes, {"B": signed(notes, "B", plan="6" * 64), "C": signed(notes, "C")})
+    other = {"B": Notes(identities["B"], "job-2")}
+    with pytest.raises(SharedError, match="or of another job, plan"):
+        required(notes, {"B": signed(other, "B"), "C": signed(notes, "C")})
+
+
+def test_a_server_cannot_sign_for_a_site(notes, office, identities):
+    """Nor repeat a note as another site's, nor change one: such a note counts as none, and too few are left."""
+    good = json.loads(signed(notes, "B"))
+    forged = [
+        good | {"statement": good["statement"] | {"samples": 1}},
+        good | {"signature": "00" * 256},
+        good | {"certificate": identities["C"].pem},
+        json.loads(signed(notes, "C")),
+        good | {"statement": {"site": "B"}},
+        {},
+        [],
+    ]
+    for note in (*map(json.dumps, forged), "", "{", " " * (LIMIT + 1), 7, None):
+        assert required(notes, {"B": note, "C": signed(notes, "C")}, least=2) == ["B"]
+        with pytest.raises(SharedError, match="2 of the 3 sites that the plan requires"):
+            required(notes, {"B": note, "C": signed(notes, "C")})
+    stranger, key = Office().issue("B")  # of another root of the same name
+    foreign = {"B": Notes(Identity("B", stranger, key, office.root, SERVER), JOB)}
+    assert required(notes, {"B": signed(foreign, "B"), "C": signed(notes, "C")}, least=2) == ["B"]
+
+
+def test_a_site_counts_once_and_only_if_it_is_of_the_run(notes, identities, office):
+    with pytest.raises(SharedError, match="1 of the 2 sites"):
+        required(notes, {"A": signed(notes, "A")}, least=2)
+    certificate, key = office.issue("Z")
+    notes["Z"] = Notes(Identity("Z", certificate, key, office.root, SERVER), JOB)
+    with pytest.raises(SharedError, match="1 of the 2 sites"):
+        required(notes, {"Z": signed(notes, "Z")}, least=2)
+
+
+def test_a_site_signs_once_what_it_was_told(notes):
+    with pytest.raises(SealingError, match="told of no shared tensors"):
+        notes["A"].sign(PLAN, 10)
+    signed(notes, "A")
+    with pytest.raises(SealingError, match="told of no shared tensors"):
+        notes["A"].sign(PLAN, 10)
+
+
+def test_the_server_reads_what_it_relays(notes):
+    note = signed(notes, "B").encode()
+    assert told_in("B", note) == TOLD
+    for wrong in (b"", b"[]", b"{}", b'{"statement": 7}', b"\xff", note):
+        with pytest.raises(SealingError, match="site C: its note"):
+            told_in("C", wrong)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"round": "3"},
+        {"round": True},
+        {"phase": 0.0},
+        {"shared": "a" * 63},
+        {"shared": 7},
+        {"brought_by": None},
+        {"sites": [1]},
+    ],
+)
+def test_what_is_told_has_a_form(changed):
+    content = {"brought_by": "train", "round": 3, "phase": 0, "shared": "a" * 64, "sites": ["A", "B", "C"]}
+    assert Told.of(content) == TOLD
+    with pytest.raises(SealingError, match="another version"):
+        Told.of(content | changed)
+    for name in content:
+        with pytest.raises(SealingError, match="another version"):
+            Told.of({key: value for key, value in content.items() if key != name})

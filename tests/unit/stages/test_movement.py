@@ -1,0 +1,219 @@
+"""How far the shared tensors may move: the bound by hand, what a site refuses of γ, and what the server refuses of a site."""
+
+import math
+
+import pytest
+import torch
+
+from feddp.errors import SharedError
+from feddp.flare import messages
+from feddp.plan.resolve import build_network
+from feddp.protocol import ADOPT, READY, SCORE, TRAIN
+from feddp.stages.message import Message
+from feddp.stages.movement import SIZES, Movement, Reach, most_samples
+from feddp.stages.train import answer
+from feddp.versions import as_numbers, installed
+from support.server import SITES, Run, good
+
+LR, DECAY = 0.01, 0.5
+# of 13 images in batches of 4 the last one is left out: 3 steps an epoch; two epochs
+STEPS = 2 * 3
+
+
+@pytest.fixture
+def plan(plan_for, toy):
+    return plan_for(method="fedavg", network=toy, lr=LR, weight_decay=DECAY, batch=4, local_epochs=2)
+
+
+@pytest.fixture
+def reach(plan):
+    return Reach(plan, build_network(plan), 13)
+
+
+def moved(before, name, by):
+    return before | {name: before[name] + by}
+
+
+@pytest.fixture
+def before(plan):
+    state = build_network(plan).state_dict()
+    state["q.weight"].fill_(-2.0)
+    state["norm.running_var"].fill_(9.0)
+    return state
+
+
+# a parameter: lr · steps · times · (4 + decay · |−2|); a mean: 16 · √9 · times; a variance: 16² · 9 · times
+@pytest.mark.parametrize(("times", "share"), [(1, 1), (3, 3)])
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("q.weight", LR * STEPS * (4 + DECAY * 2)),
+        ("head.bias", None),
+        ("norm.running_mean", 16 * 3),
+        ("norm.running_var", 16**2 * 9),
+        ("norm.num_batches_tracked", 4 * STEPS),
+    ],
+)
+def test_the_bound_by_hand(reach, before, name, most, times, share):
+    if most is None:
+        before[name].zero_()
+        most = LR * STEPS * 4
+    most *= share
+    step = 1 if name.endswith("tracked") else most / 1000
+    assert reach.beyond(before, moved(before, name, most), times) is None
+    found = reach.beyond(before, moved(before, name, most + step), times)
+    assert found.name == name
+    assert found.share == pytest.approx(1 + step / most, rel=1e-4)
+    assert reach.beyond(before, before, times) is None
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e38, -1e38])
+def test_no_value_is_too_strange_to_be_far(reach, before, value):
+    after = {name: tensor.clone() for name, tensor in before.items()}
+    after["q.weight"][0, 0] = value
+    assert reach.beyond(before, after).name == "q.weight"
+
+
+def test_initial_tensors_may_differ_as_processors_do_and_no_further(reach, before):
+    """Of −2: 2^-13 of it and 2^-20."""
+    most = 2 * 2**-13 + 2**-20
+    assert reach.beyond(before, moved(before, "q.weight", 0.99 * most), 0) is None
+    assert reach.beyond(before, moved(before, "q.weight", 1.01 * most), 0) is not None
+
+
+def test_half_precision_may_round(plan, plan_for, toy, before):
+    half = plan_for(method="fedavg", network=toy, lr=1e-9, batch=4, precision="float16")
+    reach = Reach(half, build_network(half), 13)
+    rounded = {name: value.half().to(value.dtype) for name, value in moved(before, "q.weight", 2 / 3).items()}
+    assert reach.beyond(moved(before, "q.weight", 2 / 3), rounded) is None
+    assert reach.beyond(before, rounded) is not None
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "passes"),
+    [
+        ("fedavg", {}, 2),
+        ("feddp", {}, 2),
+        ("fedrep", {"head_epochs": 5}, 5),
+        ("fedrep", {"head_epochs": 1}, 2),
+        ("pflfe", {}, 2),  # in each of its two phases
+        ("fc_pflfe", {}, 4),
+        ("pfedme", {"inner_steps": 3}, 6),
+        ("pfedme", {"inner_steps": 3, "pfedme_beta": 2.0}, 12),
+        ("pfedme", {"inner_steps": 3, "pfedme_beta": 0.5}, 6),
+    ],
+)
+def test_a_method_s_steps(plan_for, pvt, method, settings, passes):
+    plan = plan_for(method=method, network=pvt, batch=4, local_epochs=2, **settings)
+    assert Reach(plan, build_network(plan), 13).steps == passes * 3
+
+
+def test_the_site_with_most_images_sets_the_bound_within_reason():
+    assert most_samples({"A": 10, "B": 300, "C": 20}) == 300
+    assert most_samples({"A": 10, "B": 2**53, "C": 20}) == SIZES * 20
+    assert most_samples({"A": 7}) == 7
+
+
+# at a site
+
+
+class At:
+    """A site as its host shows it."""
+
+    def __init__(self, site):
+        self.name, self.site, self.samples = site.name, site, len(site.samples)
+
+    def open(self):
+        return self.site
+
+    def asked(self, task, shared, round):
+        return answer(task, Message(shared, {"round": round, "phase": 0}), self)
+
+
+@pytest.fixture
+def host(open_site, toy):
+    return At(open_site(method="fedavg", network=toy, rounds=4))
+
+
+def first(host):
+    return {name: value.clone() for name, value in host.site._first_shared.items()}
+
+
+def lens(shared):
+    """The principle of a trap: one parameter far from where training leads."""
+    return moved(shared, "q.weight", 300 * 1e-3)
+
+
+def test_a_site_computes_the_first_tensors_itself(host):
+    with pytest.raises(SharedError, match="compared with the first ones, 0 steps before, q.weight moved by 0.3, "):
+        host.asked(TRAIN, lens(first(host)), 0)
+    assert host.site.store.latest() == 0, "nothing was trained"
+    host.asked(TRAIN, first(host), 0)
+
+
+@pytest.mark.parametrize(("task", "round"), [(TRAIN, 1), (SCORE, 1), (ADOPT, 1)])
+def test_a_site_refuses_what_training_cannot_reach(host, task, round):
+    sent = host.asked(TRAIN, first(host), 0).tensors
+    with pytest.raises(SharedError, match="compared with those of 1 steps before, q.weight moved by"):
+        host.asked(task, lens(first(host)), round)
+    host.asked(task, sent, round)  # its own contribution is what a federation of one site gives
+
+
+def test_small_steps_do_not_add_up_between_looks(host):
+    """A repeated round is compared with the tensors before it, and not with its first attempt."""
+    sent = host.asked(TRAIN, first(host), 0).tensors
+    most = 4 * host.site.plan.training.lr * Reach(host.site.plan, host.site.network, host.samples).steps
+    near = moved(first(host), "q.bias", 0.9 * most)
+    host.asked(TRAIN, near, 1)
+    with pytest.raises(SharedError, match="q.bias moved by"):
+        host.asked(TRAIN, moved(near, "q.bias", 0.9 * most), 1)
+    host.asked(TRAIN, sent, 1)
+
+
+def test_who_missed_rounds_allows_as_many_more(host):
+    most = 4 * host.site.plan.training.lr * Reach(host.site.plan, host.site.network, host.samples).steps
+    host.asked(TRAIN, first(host), 0)
+    far = moved(first(host), "q.bias", 2.9 * most)
+    with pytest.raises(SharedError, match="of 2 steps before"):
+        host.asked(TRAIN, far, 2)
+    host.asked(TRAIN, far, 3)
+
+
+def test_who_comes_late_starts_from_the_first_tensors(host):
+    most = 4 * host.site.plan.training.lr * Reach(host.site.plan, host.site.network, host.samples).steps
+    far = moved(first(host), "q.bias", 1.9 * most)
+    with pytest.raises(SharedError, match="the first ones, 1 steps before"):
+        host.asked(TRAIN, far, 1)
+    host.asked(TRAIN, far, 2)
+
+
+def test_a_policy_may_allow_more(host):
+    host.site._movement = Movement(parameters=1000.0)
+    host.asked(TRAIN, first(host), 0)
+    host.asked(TRAIN, lens(first(host)), 1)
+
+
+# at the server
+
+
+def test_one_member_cannot_choose_the_mean(plan_for, toy, tmp_path):
+    """Of three, A answers 3C − 2γ, where the others answer γ: without the bound the mean would be C."""
+    plan = plan_for(method="fedavg", network=toy, sites=tuple(SITES), rounds=1, min_sites=2, start="last")
+
+    def said(site, task, tensors, scalars):
+        if task == READY:
+            return messages.pack(versions=as_numbers(installed()), scoring=True, samples=10)
+        answer = good(site, task, tensors, scalars)
+        if (site, task) != ("A", TRAIN):
+            return answer
+        given, metrics = messages.unpack(answer)
+        steered = {name: value + 3 * 0.3 if value.is_floating_point() else value for name, value in given.items()}
+        return messages.pack(steered, **metrics)
+
+    done = Run(tmp_path, plan, SITES, said).run("ready", "train")
+    (refused,) = done.progress("refused")
+    assert refused["site"] == "A"
+    assert "its contribution is not of this round's training" in refused["reason"]
+    assert done.panics == []
+    state, start = done.memory.latest(), build_network(plan).state_dict()
+    assert all(torch.equal(state[name], start[name]) for name in state)
