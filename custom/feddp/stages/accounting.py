@@ -5,7 +5,8 @@ time.json holds seconds, in the lists one number per round; null if it is not kn
 {"rounds": {"wall",         the whole round
             "combining",    the mean of the contributions
             "saving"},      the server's files
- "sites": {site: {"computing", "loading", "evaluating", "storing",   as the site measured: training with the making of its
+ "sites": {site: {"agreeing",   until all sites have signed what they will be sent (`feddp.stages.agreement`)
+                  "computing", "loading", "evaluating", "storing",   as the site measured: training with the making of its
                                   batches, opening, scores, its state; a process opens its folder, network and images when
                                   it first needs them
                   "receiving",    of an answer what is neither the site's own seconds nor sending: the request on its way, its
@@ -40,7 +41,7 @@ from feddp.methods.base import TRAIN as TRAIN_STAGE
 from feddp.protocol import Kind
 
 ROUND = ("wall", "combining", "saving")
-SITE = ("computing", "loading", "evaluating", "storing", "receiving", "sending", "idle")
+SITE = ("agreeing", "computing", "loading", "evaluating", "storing", "receiving", "sending", "idle")
 _OWN = {"loading": protocol.LOADING, "evaluating": protocol.EVALUATING, "storing": protocol.STORING}
 
 Parts = dict[str, float | None]
@@ -57,8 +58,12 @@ def accounted(events: Sequence[Event]) -> dict[str, Any]:
         number, requests = event["round"], requests_of(events[begins:place])
         begins = place
         rounds[number] = {"wall": event["seconds"], "combining": event.get("combining"), "saving": event.get("saving")}
-        phases = [each for each in requests if each.task == protocol.TRAIN and each.asked.get("round") == number]
-        found = _of_round(phases, event["time"])
+        phases, agreed = (
+            [each for each in requests if each.task == task and each.asked.get("round") == number]
+            for task in (protocol.TRAIN, protocol.AGREE)
+        )
+        notes = {each.asked["phase"]: each.asked["time"] for each in agreed if "phase" in each.asked}
+        found = _of_round(phases, notes, event["time"])
         for site in sites.keys() | found.keys():
             sites.setdefault(site, {})[number] = found.get(site, {})
     last = max(rounds, default=0)
@@ -124,13 +129,16 @@ def requests_of(events: Sequence[Event]) -> list[TaskRequest]:
     return list(requests.values())
 
 
-def _of_round(phases: Sequence[TaskRequest], ended: float) -> dict[str, Parts]:
-    """Returns the parts of every site that answered in one of a round's phases."""
+def _of_round(phases: Sequence[TaskRequest], notes: Mapping[int, float], ended: float) -> dict[str, Parts]:
+    """Returns the parts of every site that answered in one of a round's phases; `notes` are the times at which the phases'
+    notes were asked for."""
     found: dict[str, Parts] = {}
-    ends = [*(phase.asked["time"] for phase in phases[1:]), ended]
-    for phase, until in zip(phases, ends[: len(phases)], strict=True):
+    begins = [notes.get(phase.asked.get("phase", 0), phase.asked["time"]) for phase in phases]
+    for phase, until in zip(phases, [*begins[1:], ended][: len(phases)], strict=True):
+        asked = notes.get(phase.asked.get("phase", 0))
+        agreeing = None if asked is None else phase.asked["time"] - asked
         for site in phase.answers:
-            parts = _parts(phase, site, until)
+            parts = {"agreeing": agreeing} | _parts(phase, site, until)
             found[site] = _sum(found[site], parts) if site in found else parts
     return found
 
@@ -144,7 +152,7 @@ def _by_stage(events: Sequence[Event], rounds: float) -> dict[str, Any]:
         if spec.kind is not Kind.HANDSHAKE or not stage:
             stage = spec.stage
         wall, sites = stages.setdefault(stage, (rounds if stage == TRAIN_STAGE else 0.0, {}))
-        if request.task != protocol.TRAIN:
+        if not _within_a_round(request):
             wall += request.ended - asked
         for site, answer in request.answers.items():
             sites[site] = sites.get(site, 0.0) + answer["time"] - asked
@@ -154,6 +162,10 @@ def _by_stage(events: Sequence[Event], rounds: float) -> dict[str, Any]:
         for name, (wall, sites) in reversed(stages.items())
         if name
     }
+
+
+def _within_a_round(request: TaskRequest) -> bool:
+    return request.task == protocol.TRAIN or (request.task == protocol.AGREE and "phase" in request.asked)
 
 
 def _parts(request: TaskRequest, site: str, until: float) -> Parts:

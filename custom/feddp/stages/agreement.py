@@ -3,6 +3,7 @@
 Without certificates, in FLARE's simulator or one process, there is nobody to sign: the task is not asked.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -17,8 +18,13 @@ from feddp.stages.precision import narrow, widen
 from feddp.stages.server import Server
 
 
-def agreed(server: Server, task: str, shared: Tensors, round: int, phase: int = 0) -> dict[str, Any]:
+def agreed(
+    server: Server, task: str, shared: Tensors, metadata: Mapping[str, Any], round: int, phase: int = 0
+) -> dict[str, Any]:
     """Asks every site for its note of the tensors that `task` will bring.
+
+    Args:
+        metadata: entries of the task's progress lines.
 
     Returns:
         What the task's message must hold for the sites to accept its tensors.
@@ -36,6 +42,6 @@ def agreed(server: Server, task: str, shared: Tensors, round: int, phase: int = 
         if told_in(site, as_bytes(site, NOTE, answer.tensors, LIMIT)) != told:
             raise ContributionError(f"site {site}: its note is of other shared tensors than it was told of")
 
-    answers = server.ask(protocol.AGREE, Message(scalars=asdict(told)), (), check, round=round, phase=phase)
+    answers = server.ask(protocol.AGREE, Message(scalars=asdict(told)), (), check, **metadata)
     notes = {site: as_bytes(site, NOTE, answer.tensors).decode() for site, answer in answers.items()}
     return {"sites": list(told.sites), "notes": notes}

@@ -137,18 +137,20 @@ def _ask_to_train(server: Server, shared: Tensors, t: int, phase: int, spool: Sp
 
     best = server.memory.best_round
     scalars = {"round": t, "phase": phase, **most} | ({} if best is None else {"keep": best})
-    scalars |= agreed(server, protocol.TRAIN, shared, t, phase)
+    metadata: dict[str, Any] = {"round": t + 1, "phase": phase}
+    scalars |= agreed(server, protocol.TRAIN, shared, metadata, t, phase)
     scored = ("dice", "iou", protocol.EVALUATING) if t and not phase else ()
     numbers = ("loss", "samples", "seconds", protocol.LOADING, protocol.STORING, *scored)
-    return server.ask(protocol.TRAIN, Message(shared, scalars), numbers, check, spool, round=t + 1, phase=phase)
+    return server.ask(protocol.TRAIN, Message(shared, scalars), numbers, check, spool, **metadata)
 
 
 def _ask_to_score(server: Server, task: str, shared: Tensors, round: int) -> dict[str, Message]:
     def check(site: str, answer: Message) -> None:
         _check_round(site, answer, round)
 
-    scalars = {"round": round, **_most_of(server), **agreed(server, task, shared, round)}
-    return server.ask(task, Message(shared, scalars), ("dice", "iou"), check, round=round)
+    metadata: dict[str, Any] = {"round": round}
+    scalars = metadata | _most_of(server) | agreed(server, task, shared, metadata, round)
+    return server.ask(task, Message(shared, scalars), ("dice", "iou"), check, **metadata)
 
 
 def _most_of(server: Server) -> dict[str, int]:

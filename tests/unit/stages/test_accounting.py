@@ -1,6 +1,6 @@
 """Where a round's time went, from events with times written by hand."""
 
-from feddp.protocol import EVALUATING, LOADING, STORING, TRAIN
+from feddp.protocol import AGREE, EVALUATING, LOADING, STORING, TRAIN
 from feddp.stages.accounting import ROUND, SITE, accounted
 from feddp.stages.stopwatch import Stopwatch
 
@@ -35,7 +35,7 @@ def test_a_round_s_parts():
     found = accounted(events)
     assert found["rounds"] == {"wall": [11.0, 3.0], "combining": [0.5, 0.5], "saving": [0.25, 0.5]}
     assert {name: values[0] for name, values in found["sites"]["A"].items()} == {
-        **{"computing": 4.25, "loading": 1.0, "evaluating": 0.5, "storing": 0.25},
+        **{"agreeing": None, "computing": 4.25, "loading": 1.0, "evaluating": 0.5, "storing": 0.25},
         **{"receiving": 1.5, "sending": 0.5, "idle": 3.0},
     }
     assert [values[1] for values in found["sites"]["A"].values()] == [None] * len(SITE)
@@ -78,9 +78,30 @@ def test_the_parts_of_every_site_make_up_the_round():
         {"event": "round", "round": 1, "time": 20.0, "seconds": 20.0},
     ]
     one, other = ({name: values[0] for name, values in accounted(events)["sites"][site].items()} for site in "AB")
-    assert sum(seconds or 0.0 for seconds in one.values()) == sum(other.values()) == 20.0
+    assert [sum(seconds or 0.0 for seconds in parts.values()) for parts in (one, other)] == [20.0, 20.0]
     assert (one["computing"], one["receiving"], one["idle"]) == (1.0, 1.0, 16.0)
     assert (other["computing"], other["sending"], other["idle"]) == (4.0 + 3.0, 1.0 + 1.0, 3.0)
+
+
+def test_the_sites_agree_before_each_phase():
+    """Notes are asked for at 0 and 10, the phases at 1 and 12, and the round ends at 20: 1 + 2 s of agreeing, and A, which
+    answers at 4 and 14 after 3 and 2 s, is idle until 10 and 20: 6 + 6 s. The later notes of its scores belong to no round."""
+    events = [
+        ask(0.0) | {"task": AGREE},
+        ask(1.0),
+        answer(4.0, "A", scalars(3.0, 0.0, 0.0, 0.0)),
+        ask(10.0, phase=1) | {"task": AGREE},
+        ask(12.0, phase=1),
+        answer(14.0, "A", scalars(2.0, 0.0, 0.0, 0.0), phase=1),
+        {"event": "round", "round": 1, "time": 20.0, "seconds": 20.0},
+        {"event": "ask", "task": AGREE, "time": 20.0, "sites": ["A"], "round": 1},
+        {"event": "answer", "task": AGREE, "time": 21.5, "site": "A", "scalars": {}, "round": 1},
+    ]
+    found = accounted(events)
+    parts = {name: values[0] for name, values in found["sites"]["A"].items()}
+    assert (parts["agreeing"], parts["computing"], parts["idle"]) == (3.0, 5.0, 12.0)
+    assert sum(seconds or 0.0 for seconds in parts.values()) == 20.0
+    assert found["stages"]["train"]["wall"] == 20.0 + 1.5
 
 
 def test_a_phase_without_scores_keeps_those_of_the_other():
