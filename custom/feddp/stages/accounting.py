@@ -63,6 +63,8 @@ def accounted(events: Sequence[Event]) -> dict[str, Any]:
             for task in (protocol.TRAIN, protocol.AGREE)
         )
         notes = {each.asked["phase"]: each.asked["time"] for each in agreed if "phase" in each.asked}
+        if 0 in notes:  # before it asks, the server computes what the sites shall sign
+            notes[0] = event["time"] - event["seconds"]
         found = _of_round(phases, notes, event["time"])
         for site in sites.keys() | found.keys():
             sites.setdefault(site, {})[number] = found.get(site, {})
