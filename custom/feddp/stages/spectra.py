@@ -21,7 +21,7 @@ from feddp.stages.message import Message
 from feddp.stages.server import Server
 from feddp.stages.site import Site
 from feddp.stages.tensors import AMPLITUDE, Expected
-from feddp.training.seeds import seed_of
+from feddp.training.seeds import generator
 from feddp.training.spectra import SLOT, windows
 from feddp.training.store import by_site
 
@@ -46,7 +46,7 @@ def given(site: Site) -> Tensors:
 
     A real site draws the same images in every job; otherwise a series of jobs could collect the spectra of all images.
     """
-    rng = torch.Generator().manual_seed(seed_of(*site.standing_seed(SLOT)))
+    rng = generator(*site.standing_seed(SLOT))
     drawn = torch.randperm(len(site.samples), generator=rng)[: site.plan.hyper.spectra].tolist()
     return {AMPLITUDE: windows(torch.stack([site.samples[i]["image"] for i in drawn]).cpu())}
 
