@@ -87,7 +87,7 @@ def hospitals(tmp_path, office, issued, tiny_root):
             if secure:
                 kit_of(root / name, name, office, *issued[name])
             data = tiny_root / f"site-{i % 2 + 1}"
-            policy = {"data": data, "consent": list(EVERYTHING), "seed": "plan"} | policies.get(name, {})
+            policy = {"data": data, "consent": list(EVERYTHING), "seed": "plan", "min_images": 2} | policies.get(name, {})
             made[name] = adopted(FlareSite(plan, root / name, name, simulated=not secure, **policy))
         return made
 
