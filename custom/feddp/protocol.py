@@ -68,7 +68,7 @@ class Sent(Enum):
     SHARED = "the plan's shared tensors"
     PERSONAL = "the tensors that the calibration exchanges"
     HEADS = "the tensors of the segmentation head"
-    AMPLITUDES = "centres of amplitude spectra"
+    AMPLITUDES = "centres of mean amplitude spectra"
     MODEL = "a whole network"
 
 

@@ -216,8 +216,8 @@ def test_what_is_exchanged_is_sealed_and_changes_no_bit(federation, feddp, tmp_p
 
 def test_no_personal_value_passes_the_server_and_its_keys_open_no_envelope(federation, feddp, capture):
     """Of every frame that the server's process got and sent, tensor downloads too: γ's values are there (the control), and
-    three envelopes, none from or for hospital-d; no value of a private tensor is. A recipient's key unwraps what is wrapped for
-    it; the server's does not."""
+    three envelopes, none from or for hospital-d; no value of a private tensor is. An envelope's key is wrapped for the
+    handshakes, which were seen too; no kit's key, the recipients' among them, opens what was recorded (version 1: it does)."""
     job, _ = feddp
     frames = capture.frames()
     for hospital in HOSPITALS:
@@ -233,12 +233,16 @@ def test_no_personal_value_passes_the_server_and_its_keys_open_no_envelope(feder
     assert {(h["sender"], *sorted(h["recipients"])) for h in headers} == {
         (sender, *(peer for peer in CONSENTING if peer != sender)) for sender in CONSENTING
     }
-    server = load_pem_private_key((federation.kits / SERVER / "startup/server.key").read_bytes(), None)
+    keys = {name: (federation.kits / name / KEY).read_bytes() for name in CONSENTING}
+    keys[SERVER] = (federation.kits / SERVER / "startup/server.key").read_bytes()
     for name, slot in [item for header in headers for item in header["recipients"].items()]:
-        own = load_pem_private_key((federation.kits / name / KEY).read_bytes(), None)
-        assert len(own.decrypt(bytes.fromhex(slot["key"]), OAEP)) == 32
-        with pytest.raises(ValueError, match="Decryption"):
-            server.decrypt(bytes.fromhex(slot["key"]), OAEP)
+        wrapped = bytes.fromhex(slot["key"])
+        assert len(wrapped) == 32 + 32 + 16, "HPKE's own public key, the envelope's key, a tag"
+        assert f'"site": "{name}", "job": "{job}", "exchange": "calibration", "key": "{slot["handshake"]}"'.encode() in frames
+        for pem in keys.values():
+            with pytest.raises(ValueError, match=r"[Cc]iphertext|[Dd]ecryption"):
+                load_pem_private_key(pem, None).decrypt(wrapped, OAEP)
+    assert len({slot["handshake"] for header in headers for slot in header["recipients"].values()}) == len(CONSENTING)
 
 
 # before a long run

@@ -168,7 +168,7 @@ def test_until_when_the_site_can_take_part_is_said(folder, kit):
 @pytest.mark.parametrize(
     ("method", "words"),
     [
-        ("feddg", "to the other sites: once, the centres of the amplitude spectra of"),
+        ("feddg", "to the other sites: once, the centres of at most 16 mean amplitude spectra, each of a group of patients"),
         ("fedlc", "to the other sites: in every epoch (1 in all), 2 tensors of the head"),
     ],
 )

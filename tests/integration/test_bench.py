@@ -368,7 +368,8 @@ def test_sealing(bench, toy):
     (found,) = bench("sealing", "--network", toy, "--recipients", 1, 3, "--pairs", 1)
     assert found["tensors"] == (3 * 4 + 4) * 4
     one, three = (found["recipients"][number]["beside"] for number in "13")
-    slot = 64 + 64 + 512  # hexadecimal digits of a fingerprint, a challenge of 32 bytes, a key wrapped by RSA of 2048 bits
+    # hexadecimal digits of a fingerprint, the handshake's key, and HPKE's own public key, a key of 32 bytes and a tag of 16
+    slot = 64 + 64 + 2 * (32 + 32 + 16)
     assert 2 * slot < three - one < 2 * (slot + 100)
 
 

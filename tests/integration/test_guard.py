@@ -193,7 +193,7 @@ def test_without_a_policy_a_site_refuses(component):
         ({"data": "x", "threads": True}, "threads is True"),
         ({"data": "x", "min_images": 0}, "min_images is 0; write a number of images, at least 1"),
         ({"data": "x", "min_images": "5"}, "min_images is '5'"),
-        ({"data": "x", "spectra": -1}, "spectra is -1; write a number of training images, at least 0"),
+        ({"data": "x", "spectra": -1}, "spectra is -1; write a number of mean spectra, at least 0"),
         ({"data": "x", "methods": ["feddp", "magic"]}, r"methods is \['feddp', 'magic'\]; write a list of apfl, centralized"),
         ({"data": "x", "methods": "feddp"}, "methods is 'feddp'"),
         ({"data": "x", "consent": [["calibration"]]}, "consent is"),

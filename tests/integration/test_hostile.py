@@ -206,16 +206,16 @@ def test_a_plan_that_declares_nothing_private_does_not_widen_the_policy(hospital
 
 
 def test_a_job_may_ask_for_so_many_spectra_and_no_more(hospital, plan_for, toy):
-    site = hospital("feddg", consent=["spectra"], spectra=4)
+    site = hospital("feddg", consent=["spectra"], spectra=4, min_images=1)
     amplitude = {"amplitude": torch.ones(2, 3, 3, 3)}
-    refusal = "asks for the spectra of 16 images, but its policy allows at most 4"
+    refusal = "asks for 16 mean spectra, but its policy allows at most 4"
     site.stopped("collect_spectra", messages.pack(amplitude, consent=True), refusal)
     answer = site.executed(protocol.COLLECT_SPECTRA)
     assert answer.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     site.submitted(plan_for(method="feddg", network=toy, spectra=4))
     site.fl_ctx.set_prop(FLContextKey.SIMULATE_MODE, True)  # in the clear: test_sealed_stage.py has this exchange sealed
     given, _ = messages.unpack(site.executed(protocol.COLLECT_SPECTRA))
-    assert len(given["amplitude"]) == 4
+    assert len(given["amplitude"]) == 2, "four patients here, and two are the fewest of a group"
     assert site.sends("collect_spectra", messages.pack(given, consent=True))[0].keys() == {"amplitude"}
     site = hospital("feddg", consent=[], spectra=0)  # gives none, whatever is asked: it trains as in FedAvg
     assert site.sends("collect_spectra", messages.pack(consent=False)) == ({}, {"consent": False})

@@ -65,7 +65,7 @@ def test_what_is_trained_follows_from_secret_and_plan(open_site, method):
     for name, secret in (("none", ""), ("one", ONE), ("again", ONE), ("other", OTHER)):
         site = open_site(secret, method=method)
         if method == "feddg":
-            spectra.keep(site, {"site-2": spectra.given(open_site(method=method))})
+            spectra.keep(site, {"site-2": spectra.given(open_site(method=method), 2)})
         networks[name] = site.copy()
         sent[name] = train(site, first(site), 0)[0]
     assert same(sent["one"], sent["again"])
@@ -127,13 +127,17 @@ def test_the_tunings_at_home_are_drawn_from_it(open_site, toy):
     assert same(ends[1], ends[2])
 
 
-def test_which_images_give_their_spectra_is_drawn_from_it(open_site):
-    """Four of eight images; with the plan's seed alone a lead knows which."""
-    given = [spectra.given(open_site(secret, method="feddg", spectra=4)) for secret in ("", "", ONE, ONE, OTHER)]
-    assert same(given[0], given[1])
-    assert same(given[2], given[3])
-    assert not same(given[0], given[2])
-    assert not same(given[4], given[2])
+def test_which_patients_are_a_group_is_drawn_from_it(open_site):
+    """Two groups of two of four patients, which six draws tell apart; with the plan's seed alone a lead knows which."""
+
+    def drawn(secret):
+        given = spectra.given(open_site(secret, method="feddg", spectra=4), 2)
+        return str(given["amplitude"].tolist())
+
+    assert drawn("") == drawn("")
+    found = [drawn(str(digit) * 64) for digit in (*range(8), *range(8))]
+    assert found[:8] == found[8:]
+    assert len(set(found)) > 1, "the chance that eight draws are alike is 6 ** -7"
 
 
 def test_a_killed_process_goes_on_to_the_same_bits(open_site, toy):
@@ -240,9 +244,9 @@ def test_two_jobs_of_one_seed_draw_in_other_orders(open_site, toy):
     assert not same(train(one, first(one), 0)[0], train(other, first(other), 0)[0])
 
 
-def test_every_job_is_given_the_spectra_of_the_same_images(open_site):
-    """Of a hospital's 200 images, twenty jobs of sixteen would collect 168 otherwise. Another site's secret draws others."""
-    given = [spectra.given(open_site(s, job=j, method="feddg", seed=n, spectra=2)) for s, j, n in SPECTRA_OF]
+def test_every_job_is_given_the_means_of_the_same_groups(open_site):
+    """Means of many groups would give each patient's own otherwise, by equations. Another secret draws others."""
+    given = [spectra.given(open_site(s, job=j, method="feddg", seed=n, spectra=2), 2) for s, j, n in SPECTRA_OF]
     assert same(given[0], given[1])
     assert not same(given[0], given[2])
 

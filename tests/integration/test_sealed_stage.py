@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.fuel.sec.audit import AuditService
 from safetensors.torch import load_file
@@ -25,7 +26,7 @@ from feddp.sealing.envelope import recipients_of
 from feddp.sealing.identity import Identity
 from feddp.sealing.note import NOTE
 from feddp.sealing.session import HANDSHAKE, SEALED, Session, as_bytes, as_tensor
-from feddp.stages import agreement
+from feddp.stages import agreement, answered
 from feddp.stages.exchange import introduce
 from feddp.stages.message import Message
 from feddp.stages.precision import narrow, widen
@@ -88,7 +89,7 @@ def hospitals(tmp_path, office, issued, tiny_root):
             if secure:
                 kit_of(root / name, name, office, *issued[name])
             data = tiny_root / f"site-{i % 2 + 1}"
-            policy = {"data": data, "consent": list(EVERYTHING), "seed": "plan"} | policies.get(name, {})
+            policy = {"data": data, "consent": list(EVERYTHING), "seed": "plan", "min_images": 2} | policies.get(name, {})
             made[name] = FlareSite(plan, root / name, name, simulated=not secure, agrees=secure, **policy)
             if not fresh:
                 adopted(made[name])
@@ -397,7 +398,7 @@ def test_a_handshake_carries_nothing_of_the_executors(hospitals, plan):
         made["A"].guarded(protocol.INTRODUCE, riding)
     said = json.loads(tensors_of(made["A"], protocol.INTRODUCE)[HANDSHAKE].numpy().tobytes())
     assert said["certificate"] == (made["A"].folder / "startup/client.crt").read_text()
-    assert said["statement"].keys() == {"site", "job", "exchange", "challenge"}
+    assert said["statement"].keys() == {"version", "site", "job", "exchange", "key"}
     assert tensors_of(made["B"], protocol.INTRODUCE) == {}
 
 
@@ -431,6 +432,94 @@ def test_a_peer_whose_certificate_ends_soon_is_named_by_server_and_site(hospital
         assert tensors_of(made["A"], protocol.COLLECT, together({"B": handshake})).keys() == {SEALED}
     lines = (made["A"].folder.parents[1] / "audit.txt").read_text().splitlines()
     assert len([entry for entry in lines if f"[A:collect#?][{line}" in entry]) == 1
+
+
+# --- forward secrecy -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """The exchanges for which a site's process has a handshake's key while it works at a task: [(site, task, epoch, words)]."""
+    seen = []
+
+    def look(task, message, host):
+        keys = sorted(by_name[host.name].component._seals._keys) if by_name[host.name].component._seals else []
+        seen.append((host.name, task, message.scalars.get("epoch", 0), keys))
+        return answered(task, message, host)
+
+    by_name = {}
+    monkeypatch.setattr("feddp.flare.executor.answered", look)
+    return by_name, seen
+
+
+def test_a_handshakes_key_is_gone_when_the_last_tensors_of_its_exchange_are_opened(hospitals, federated, plan_for, pvt, held):
+    """FedLC's two epochs of heads under one handshake, then the calibration under another: before the work that follows the
+    last delivery, which may take hours, and in the evaluation, no process has a key."""
+    plan = plan_for(method="fedlc", network=pvt, sites=NAMES, heads_epochs=2, stages=("train", "heads", "calibrate"))
+    by_name, seen = held
+    by_name |= hospitals(plan, **EVALUATED)
+    run, _ = federated(by_name, plan, "heads")
+    run.run("calibrate", "evaluate")
+    assert run.panics == []
+    with_key = ["calibration"]
+    assert [of[1:] for of in seen if of[0] == "A"] == [
+        ("introduce", 0, []),
+        ("collect_heads", 1, with_key),
+        ("calibrate_heads", 1, with_key),
+        ("collect_heads", 2, with_key),
+        ("calibrate_heads", 2, []),
+        ("introduce", 0, []),
+        ("collect", 0, with_key),
+        ("calibrate", 0, []),
+        ("evaluate", 0, []),
+    ]
+    assert run.memory.peers == {"A": ["B", "C"], "B": ["A", "C"], "C": ["A", "B"]}, "the control: they opened each other's"
+    assert {e["task"] for e in by_name["A"].events() if e["event"] == "open"} == {"calibrate_heads", "calibrate"}
+
+
+def test_an_unseen_sites_key_is_gone_before_it_adapts(adapting, plan, tmp_path, held):
+    by_name, seen = held
+    by_name |= adapting[0]
+    for name in "AB":
+        personal(by_name[name], plan)
+    run = adaptation(adapting, tmp_path / "server")
+    assert run.panics == []
+    assert [of for of in seen if of[0] == "N"] == [("N", "join", 0, []), ("N", "adapt", 0, [])]
+    assert json.loads((by_name["N"].store.folder / "masks/adapt.json").read_text())["models"] == ["A", "B", "global"], "control"
+
+
+@pytest.mark.parametrize("how", ["another task", "the end of the job", "an empty delivery"])
+def test_an_exchange_without_its_delivery_ends_all_the_same(collected, how):
+    """The server never hands out what it collected. The control: without that event A opens it."""
+    made, shown, given = collected
+    a = made["A"]
+    session = a.component.seals(a.fl_ctx)
+    a.answer(protocol.COLLECT, shown)
+    assert [*session._keys] == ["calibration"], "the control"
+    if how == "another task":
+        a.answer(protocol.EVALUATE)
+    elif how == "an empty delivery":
+        a.answer(protocol.CALIBRATE)
+    else:
+        a.component.handle_event(EventType.START_RUN, a.fl_ctx)
+        assert session._keys, "the control"
+        a.component.handle_event(EventType.END_RUN, a.fl_ctx)
+    assert session._keys == {}
+    assert "the exchange of its last one is over" in refuses(a, protocol.CALIBRATE, together({"B": given["B"]}))
+
+
+def test_a_job_that_goes_on_asks_for_new_handshakes(hospitals, federated, plan):
+    """All processes are new, and the server relays what it recorded: nobody opens it. With new handshakes the stage runs."""
+    made = hospitals(plan)
+    shown = together({name: tensors_of(made[name], protocol.INTRODUCE) for name in NAMES})
+    recorded = {name: tensors_of(made[name], protocol.COLLECT, shown) for name in NAMES}
+    for site in made.values():
+        site.submitted(plan, "job-2", resume="job")
+    message = refuses(made["A"], protocol.CALIBRATE, together({"B": recorded["B"]}))
+    assert "has not sent a handshake" in message
+    run, _ = federated(made, plan, "calibrate")
+    assert run.panics == []
+    assert made["A"].store.has("calibrated")
 
 
 # --- one bad peer ---------------------------------------------------------------------------------------------------------
@@ -507,7 +596,7 @@ def test_a_peer_that_gives_something_wrong_is_left_out_and_the_others_go_on(hosp
 
 
 def test_who_gave_a_wrong_handshake_receives_nothing_and_the_others_go_on(hospitals, federated, plan):
-    """B's handshake holds another challenge than it signed: A and C seal for each other alone. What B gives is good, and
+    """B's handshake holds another key than it signed: A and C seal for each other alone. What B gives is good, and
     so both have it; B, who has nobody's, is tuned without peers, and the server knows it."""
 
     def spoil(site, task, reply):
@@ -515,7 +604,7 @@ def test_who_gave_a_wrong_handshake_receives_nothing_and_the_others_go_on(hospit
             return reply
         tensors, scalars = messages.unpack(reply)
         said = json.loads(tensors[HANDSHAKE].numpy().tobytes())
-        said["statement"]["challenge"] = "0" * 64
+        said["statement"]["key"] = "0" * 64
         return messages.pack({HANDSHAKE: as_tensor(json.dumps(said).encode())}, **scalars)
 
     made = hospitals(plan)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import combinations
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from feddp.stages import spectra
 from feddp.stages.evaluate import evaluate
 from feddp.stages.round import LocalRound
 from feddp.stages.train import adopt, train
-from feddp.training.spectra import in_another_style, interpolated, radius, received, windows
+from feddp.training.spectra import group_means, in_another_style, interpolated, of_patients, radius, received, windows
 from feddp.training.store import State
 from support.server import SITES, Run, good
 from support.site import FlareSite, context
@@ -104,17 +105,112 @@ def same(one, other):
     return one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
 
 
-@pytest.mark.parametrize(("wish", "count"), [(16, 8), (3, 3)])
-def test_a_site_gives_the_amplitudes_of_some_training_images(open_site, wish, count):
-    """Of all 8, or of 3 different ones; each is the centre of a training image's spectrum."""
+@pytest.mark.parametrize(("wish", "count"), [(16, 2), (1, 1)])
+def test_a_site_gives_means_over_groups_of_its_patients(open_site, wish, count):
+    """Eight training images of four patients: two groups of two. Each is the mean of two patients' means, to three digits, and
+    none has a patient of another. A job that asks for fewer gets the first of the same groups."""
     site = open_site(method="feddg", spectra=wish)
-    given = spectra.given(site)
+    given = spectra.given(site, 2)
     assert given.keys() == {"amplitude"}
     assert given["amplitude"].shape == (count, 3, 3, 3)
-    own = windows(torch.stack([sample["image"] for sample in site.samples]))
-    found = [[torch.allclose(one, other, atol=1e-3) for other in own].index(True) for one in given["amplitude"]]
-    assert len(set(found)) == count
-    assert same(given, spectra.given(open_site(method="feddg", spectra=wish, at="again")))
+    images = {}
+    for sample in site.samples:
+        images.setdefault(sample["patient"], []).append(windows(sample["image"][None])[0])
+    means = {patient: torch.stack(own).mean(dim=0) for patient, own in images.items()}
+    assert len(means) == 4
+    groups = []
+    for one in given["amplitude"]:
+        pairs = [(a, b) for a, b in combinations(means, 2) if torch.allclose(one, (means[a] + means[b]) / 2, rtol=6e-3)]
+        assert len(pairs) == 1
+        groups += pairs[0]
+    assert len(set(groups)) == 2 * count, "disjoint"
+    assert same(given, spectra.given(open_site(method="feddg", spectra=wish, at="again"), 2))
+    assert given["amplitude"].equal(spectra.given(open_site(method="feddg", at="all"), 2)["amplitude"][:count])
+
+
+def test_validation_images_are_in_no_group_even_where_they_are_trained_on(open_site):
+    """Otherwise a job that selects on the test images would be given groups with other patients."""
+    one, other = (open_site(method="feddg", selection=split, at=split) for split in ("val", "test"))
+    assert len(other.samples) > len(one.samples), "the control"
+    assert same(spectra.given(one, 2), spectra.given(other, 2))
+
+
+@pytest.mark.parametrize(("least", "groups"), [(1, 2), (2, 2), (3, 1), (4, 1), (5, 0)])
+def test_a_site_with_too_few_patients_for_a_group_gives_none(open_site, least, groups):
+    """Of four patients. No policy has a single patient's leave."""
+    given = spectra.given(open_site(method="feddg"), least)
+    assert len(given.get("amplitude", ())) == groups
+    assert bool(given) == bool(groups)
+
+
+# --- groups -----------------------------------------------------------------------------------------------------------------
+
+
+def sample(patient, image):
+    return {"image": image, "mask": image, "stem": "", "patient": patient}
+
+
+def test_every_patient_weighs_the_same_and_an_image_counts_once():
+    """Constants c on 8 x 8 have a middle of 64 c. A has 1 and 3 (mean 2), B 4 and A's 3 again under its own name, C only what B
+    has: A 128, B 256, and C is no patient. The mean of both is 192, not that of the images (64 · 8/3)."""
+    flat = {c: torch.full((1, 8, 8), float(c)) for c in (1, 3, 4)}
+    had = [("A", 1), ("A", 3), ("B", 3), ("B", 4), ("C", 4)]
+    found = of_patients([sample(patient, flat[value]) for patient, value in had])
+    assert found[:, 0, 1, 1].tolist() == pytest.approx([128, 256])
+    assert group_means(found, 2, [1, 0])[:, 0, 1, 1].tolist() == pytest.approx([192])
+
+
+def test_groups_have_at_least_so_many_patients_and_leave_none_out():
+    """23 patients and at least 5: four groups, of 6, 6, 6 and 5. Patient i has the amplitude 2^i: a sum names its patients."""
+    powers = (2.0 ** torch.arange(23)).view(23, 1, 1, 1).double()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("feddp.training.spectra.DIGITS", 15)
+        found = group_means(powers, 5, list(range(23))).double().flatten().tolist()
+    sizes = (6, 6, 6, 5)
+    sums = [round(mean * size) for mean, size in zip(found, sizes, strict=True)]
+    assert [bin(total).count("1") for total in sums] == list(sizes)
+    assert sum(sums) == 2**23 - 1
+
+
+def test_a_mean_leaves_with_three_digits():
+    """12.3456 and 12.3464: 12.3460, so 12.3; 1e-5 · 1.23456: 1.23e-5. What was rounded once stays."""
+    values = torch.tensor([[12.3456, 1.23456e-5], [12.3464, 1.23456e-5]]).view(2, 2, 1, 1)
+    found = group_means(values, 2, [0, 1])
+    assert found.flatten().tolist() == pytest.approx([12.3, 1.23e-5], rel=1e-7)
+    assert group_means(torch.cat([found, found]), 2, [0, 1]).equal(found)
+
+
+def auc(members, others):
+    """The probability that a member is nearer than a non-member (0.5: no attack; 1: no error)."""
+    pairs = [(a < b) + (a == b) / 2 for a in members.tolist() for b in others.tolist()]
+    return sum(pairs) / len(pairs)
+
+
+def nearest(images, given):
+    """The attack: of each image, the distance of its spectrum to the nearest one that was given, relative in each number."""
+    return torch.stack([((given - own).abs() / given).mean(dim=(1, 2, 3)).min() for own in windows(images)])
+
+
+def test_who_was_trained_on_is_told_by_single_spectra_and_no_more_by_means():
+    """200 patients of one image each, alike in kind, 100 of them drawn for 20 groups of five; the other 100 are strangers.
+
+    Single spectra (as before): a member's distance is 0, a stranger's is not, so the ranks are apart: AUC 1. Means of five: the
+    nearest mean is hardly nearer to a member. AUC has a standard deviation of √((100 + 100 + 1) / (12 · 100 · 100)) = 0.041
+    if members are as strangers (Mann and Whitney). A member is a fifth of its group's mean, which gives some nearness, so the
+    rule leaves room for it: below 0.75, and for a group of 50 below 0.62, three deviations above a half.
+    """
+    scale = 1 + torch.rand(200, 1, 1, 1, generator=torch.Generator().manual_seed(3))  # brightness and contrast of their own
+    images = noise(200, 1, 32, 32, seed=4) * scale + scale
+    inside, outside = images[:100], images[100:]
+    order = list(range(100))
+    single = windows(inside)
+    assert nearest(inside, single).max() == 0 < nearest(outside, single).min()
+    assert auc(nearest(inside, single), nearest(outside, single)) == 1
+    patients = of_patients([sample(str(at), image) for at, image in enumerate(inside)])
+    five, fifty = (group_means(patients, least, order) for least in (5, 50))
+    assert auc(nearest(inside, five), nearest(outside, five)) < 0.75
+    assert auc(nearest(inside, fifty), nearest(outside, fifty)) < 0.5 + 3 * 0.041
+    assert nearest(inside, five).min() > 0
 
 
 def test_a_round_without_spectra_is_fedavg_s_to_the_bit_and_with_them_it_is_not(open_site):
@@ -123,14 +219,14 @@ def test_a_round_without_spectra_is_fedavg_s_to_the_bit_and_with_them_it_is_not(
     spectra.keep(alone, {})
     wanted = train(plain, gamma(plain), 0)[0]
     assert same(train(alone, gamma(alone), 0)[0], wanted)
-    spectra.keep(alone, {"site-2": spectra.given(open_site("site-2", method="feddg"))})
+    spectra.keep(alone, {"site-2": spectra.given(open_site("site-2", method="feddg"), 2)})
     assert not same(train(alone, gamma(alone), 0)[0], wanted)
 
 
 def test_a_new_process_goes_on_with_what_was_received(open_site):
     """The second round of the process that received, and of one that only finds its files: the same bits."""
     one = open_site(method="feddg")
-    spectra.keep(one, {"site-2": spectra.given(open_site("site-2", method="feddg"))})
+    spectra.keep(one, {"site-2": spectra.given(open_site("site-2", method="feddg"), 2)})
     mean = train(one, gamma(one), 0)[0]
     wanted = train(one, mean, 1)[0]
     torch.manual_seed(99)
@@ -140,7 +236,7 @@ def test_a_new_process_goes_on_with_what_was_received(open_site):
 def test_what_was_received_is_not_kept_after_the_evaluation(open_site):
     """Like the peers' tensors of the calibration: another hospital's spectra serve the rounds, and are gone with them."""
     site = open_site(method="feddg")
-    spectra.keep(site, {"site-2": spectra.given(open_site("site-2", method="feddg"))})
+    spectra.keep(site, {"site-2": spectra.given(open_site("site-2", method="feddg"), 2)})
     adopt(site, gamma(site), 0)
     assert received(site.store) is not None
     evaluate(site)
@@ -216,21 +312,21 @@ def test_what_is_not_exactly_amplitudes_is_refused_by_name(open_site, tensors, m
 def asked(plan_for, tiny_root, tmp_path):
     """Asks site-1's executor; returns its answer and the site's component and context."""
 
-    def ask(task, tensors, *consent):
+    def ask(task, tensors, *consent, least=2):
         messages.register_tensors()
-        data = tiny_root / "site-1"
-        site = FlareSite(plan_for(method="feddg"), tmp_path, simulated=True, data=data, consent=list(consent))
+        policy = {"data": tiny_root / "site-1", "consent": list(consent), "min_images": least}
+        site = FlareSite(plan_for(method="feddg"), tmp_path, simulated=True, **policy)
         return site.executed(task, tensors), site.open()
 
     return ask
 
 
 def test_a_consenting_site_sends_the_windows_and_no_pixel(asked):
-    """Names, shapes, values; and on the bytes: every window of the amplitudes is there (the control), of the images none."""
+    """Names, shapes, values; and on the bytes: every mean window is there (the control), and no image's window or pixel."""
     answer, site = asked("collect_spectra", {}, "spectra")
     tensors, scalars = messages.unpack(answer)
     assert scalars == {"consent": True}
-    assert same(tensors, spectra.given(site))
+    assert same(tensors, spectra.given(site, 2))
     sent = fobs.dumps(answer)
     assert len(sent) < tensors["amplitude"].nbytes + 2000
     raw = tensors["amplitude"].numpy().tobytes()
@@ -239,6 +335,17 @@ def test_a_consenting_site_sends_the_windows_and_no_pixel(asked):
         assert sample["stem"].encode() not in sent
         pixels = sample["image"].numpy().tobytes()
         assert not any(pixels[i : i + 8] in sent for i in range(0, len(pixels), 8))
+        assert windows(sample["image"][None]).numpy().tobytes()[:8] not in sent
+
+
+def test_a_site_with_too_few_patients_answers_as_one_that_does_not_consent_and_says_so_at_home(asked, caplog):
+    answer, site = asked("collect_spectra", {}, "spectra", least=5)
+    tensors, scalars = messages.unpack(answer)
+    assert (tensors, scalars) == ({}, {"consent": False})
+    lines = (site.store.folder / "record.jsonl").read_text().splitlines()
+    (event,) = [event for event in map(json.loads, lines) if event["event"] == "withheld"]
+    assert event["message"] == "there are too few patients for a mean spectrum over min_images=5 of them"
+    assert "site site-1: collect_spectra gives nothing: there are too few patients" in caplog.text
 
 
 @pytest.mark.parametrize("consent", [(), ("calibration",)])

@@ -61,7 +61,8 @@ def drive(
 
     def opened(name: str) -> SiteContext:
         consent = [] if name in silent else list(CONSENTS)
-        own = SitePolicy.admitting(plan) | {"data": str(root / name), "consent": consent, "spectra": 10_000, "device": device}
+        own = SitePolicy.admitting(plan) | {"data": str(root / name), "consent": consent, "device": device}
+        own |= {"spectra": 10_000, "min_images": 2}  # few patients are enough for FedDG's means
         policy = SitePolicy.of(name, own, simulated=True)
         known = Expected(plan) if fresh else expected
         context = SiteContext(name, job, known, None, policy, kept_below(folder / name), simulated=True)

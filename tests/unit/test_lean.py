@@ -3,11 +3,16 @@
 import gc
 import subprocess
 import sys
+from ast import literal_eval
 from functools import cache
+from pathlib import Path
 
 import pytest
+import torch
 
+import feddp
 from feddp.lean import META, PROCESSES, UNUSED, no_search
+from feddp.training.seeds import seed_of
 
 LEAN = "from feddp.lean import import_monai; import_monai()"
 IMPORTED = f"print(*[name for name in {UNUSED} if name in sys.modules])"
@@ -213,6 +218,21 @@ def test_on_the_meta_device_all_operations_have_their_kernels_where_we_use_it(le
 
 def test_a_network_is_exported_to_onnx_without_them(lean):
     assert lean[-4] == "True"
+
+
+def test_a_process_without_those_kernels_makes_generators_and_draws_as_ever():
+    """torch 2.15 alone makes none there, so every generator of the package is made by the function that takes care of it."""
+    draw = "torch.rand(3, generator=generator('a', 1)).tolist()"
+    (line,) = said(
+        "from feddp.lean import postpone_compiler; postpone_compiler()",
+        "import torch",
+        "from feddp.training.seeds import generator",
+        f"print([{draw}, 'torch._dynamo.config' in sys.modules])",
+    )
+    wanted = torch.rand(3, generator=torch.Generator().manual_seed(seed_of("a", 1))).tolist()
+    assert literal_eval(line) == [wanted, False]
+    sources = {path.name: path.read_text(encoding="utf-8") for path in Path(feddp.__file__).parent.rglob("*.py")}
+    assert [name for name, source in sources.items() if "torch.Generator(" in source] == ["seeds.py"]
 
 
 @pytest.mark.parametrize("program", [*sorted(PROCESSES), ""])

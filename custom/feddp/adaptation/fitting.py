@@ -12,7 +12,7 @@ from feddp.adaptation.losses import consistency, entropy, shape
 from feddp.data.progress import track
 from feddp.errors import InputError
 from feddp.training.rotation import every_turn
-from feddp.training.seeds import seed_of
+from feddp.training.seeds import generator
 
 # training ends when the loss changed by at most this share of it in each of so many epochs: models that hardly differ leave
 # routing nothing to choose, and the paper's ten epochs take as long as for any others
@@ -56,7 +56,7 @@ def fit(
     def part(start: int, epoch: int | str) -> tuple[Tensor, torch.Generator]:
         images_here = torch.stack(list(images[start : start + settings.batch])).to(trained[0].device)
         # a generator on the CPU draws the same noise for every device
-        return images_here, torch.Generator().manual_seed(seed_of(settings.seed, "noise", epoch, start))
+        return images_here, generator(settings.seed, "noise", epoch, start)
 
     @torch.no_grad()
     def measure() -> float:

@@ -1,5 +1,6 @@
 """One site in one job, built once per process: its name, policy and files. It is the host of the stages' site halves."""
 
+import logging
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -118,6 +119,16 @@ class SiteContext:
         """Notes in the record and the audit file that a task uses nothing of a peer, and why."""
         self.store.record("left_out", task=task, peer=peer, message=one_line(str(why)))
         self.audit(f"left site {peer} out: {why}")
+
+    @property
+    def min_images(self) -> int:
+        return self.policy.min_images
+
+    def withheld(self, task: str, why: str) -> None:
+        """Notes in the log, the record and the audit file that a task gives nothing, and why."""
+        logging.getLogger("feddp").warning("site %s: %s gives nothing: %s", self.name, task, why)
+        self.store.record("withheld", task=task, message=why)
+        self.audit(f"withheld: {why}")
 
     def enter(self) -> None:
         """Counts this job in the data's budget and configures the process for the policy's device, once per process.

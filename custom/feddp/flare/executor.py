@@ -14,7 +14,7 @@ from feddp.flare import messages
 from feddp.flare.agreement import agreeing
 from feddp.flare.audit import audit
 from feddp.flare.messages import SHARED_REFUSED, STORAGE_FAILED
-from feddp.flare.sealing import arriving
+from feddp.flare.sealing import arriving, ends
 from feddp.flare.site import SiteComponent, site_component
 from feddp.protocol import Kind
 from feddp.reading import one_line
@@ -47,14 +47,17 @@ class StageExecutor(Executor):
 
 
 def _answer(task: str, component: SiteComponent, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-    context, kind = component.context(fl_ctx), protocol.spec_of(task).kind
+    context, spec = component.context(fl_ctx), protocol.spec_of(task)
     context.stopped = lambda: abort_signal.triggered
     context.audit = partial(audit, fl_ctx)
     message = agreeing(context, partial(component.seals, fl_ctx), task, Message(*messages.unpack(shareable)))
+    component.drop_keys(but=spec.consent)  # an exchange without its last delivery ends with the first task of something else
     tensors = arriving(context, partial(component.seals, fl_ctx), task, message)
-    if kind is Kind.ROUND:
+    if ends(context, task, message):
+        component.drop_keys()  # before what follows, which may take hours
+    if spec.kind is Kind.ROUND:
         fl_ctx.set_prop(messages.RECEIVED, tensors, private=True, sticky=False)
-    if kind not in (Kind.READY, Kind.START):
+    if spec.kind not in (Kind.READY, Kind.START):
         context.enter()
     answer = answered(task, Message(tensors, message.scalars), context)
     return messages.pack(answer.tensors, **answer.scalars)

@@ -46,7 +46,7 @@ class PrivateTensorGuard(Filter):
     """For a site's privacy.json: from any job, only the tensors that the task may send and known numbers leave the site.
 
     Tensors: a training result holds exactly the shared tensors. A collection holds, with consent only, exactly the exchanged
-    tensors: personal tensors, FedLC's heads, FedDG's centres of amplitude spectra, or a whole network for an unseen site.
+    tensors: personal tensors, FedLC's heads, FedDG's centres of mean amplitude spectra, or a whole network for an unseen site.
     Tensors of a role in the policy's `private` never leave.
     Numbers: the guard withholds numbers measured over fewer than `min_images` images and standard deviations over fewer than
     `std_images`. It rounds the others and counts the result against the policy's `budget`.

@@ -44,14 +44,15 @@ class SitePolicy:
     Args:
         data: the folder with the site's images.
         consent: "calibration": the site exchanges its personal tensors with the other consenting sites; "spectra": the same
-            for the centres of the amplitude spectra of some training images (FedDG); "outside": the site gives its finished
+            for centres of mean amplitude spectra of its patients' images (FedDG); "outside": the site gives its finished
             network to an unseen site, and receives other sites' networks if it is the unseen site itself. The job may then
             also ask it for the mean metrics of its masks (`job-outside --score`).
         recipients: the sites that may read the tensors given by this site; None: all the job's sites.
         private: roles (feddp.partition) that this site never shares, in addition to the method's private tensors.
         methods: the accepted methods; None: any. `networks` is the same for networks.
-        spectra: the largest number of training images whose amplitudes a job may ask for.
-        min_images: means over fewer images, or cases, do not leave; `std_images` is the same for standard deviations.
+        spectra: the largest number of mean spectra that a job may ask for.
+        min_images: means over fewer images, cases or, for spectra, patients do not leave; `std_images` is the same for
+            standard deviations.
         approve: the digests of the accepted plans (`Plan.digest`), or "any". `bounds` apply in both cases.
         tensors: SHA-256 of the accepted initial tensors.
         budget: limits for all jobs on the data.
@@ -112,7 +113,7 @@ class SitePolicy:
             _sites(site, properties["recipients"]) if "recipients" in properties else None,
             _words(site, "private", properties.get("private", []), ROLES),
             _words(site, "methods", properties["methods"], tuple(METHODS)) if "methods" in properties else None,
-            _count(site, "spectra", properties.get("spectra", cls.spectra), 0, "training images"),
+            _count(site, "spectra", properties.get("spectra", cls.spectra), 0, "mean spectra"),
             _count(site, "min_images", properties.get("min_images", cls.min_images), 1, "images"),
             _count(site, "threads", properties.get("threads", cls.threads), 1, "CPU threads"),
             _approved(site, properties.get("approve", [])),
@@ -169,7 +170,7 @@ class SitePolicy:
         asked = plan.hyper.spectra if base.SPECTRA in plan.stages and self.consents(SPECTRA) else 0
         if asked > self.spectra:
             reasons.append(
-                f"the job asks for the spectra of {asked} images, but its policy allows at most {self.spectra};"
+                f"the job asks for {asked} mean spectra, but its policy allows at most {self.spectra};"
                 f" export the job with --set spectra={self.spectra}, or raise `spectra` in privacy.json"
             )
         if plan.weights and plan.weights not in self.tensors:

@@ -91,6 +91,13 @@ def arriving(context: SiteContext, seals: Callable[[], Session], task: str, mess
     return message.tensors
 
 
+def ends(context: SiteContext, task: str, message: Message) -> bool:
+    """Returns whether an exchange is over with this task's tensors: with its delivery, of the heads with the last epoch's."""
+    if protocol.spec_of(task).kind is not Kind.DELIVERY:
+        return False
+    return task != protocol.CALIBRATE_HEADS or message.scalars.get("epoch") == context.plan.heads.heads_epochs
+
+
 def _senders(context: SiteContext) -> set[str]:
     """Returns the sites that may give this site tensors: the job's sites, or the donors of its unseen site."""
     return set(context.request.donors if context.request else context.plan.sites)

@@ -3,6 +3,7 @@
 import threading
 from typing import Any
 
+from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
@@ -85,6 +86,16 @@ class SiteComponent(FLComponent):
         if self._seals is None:
             self._seals = Session(identity_of(fl_ctx), fl_ctx.get_job_id())
         return self._seals
+
+    def drop_keys(self, but: str = "") -> None:
+        """Drops the keys of this process's handshakes, except those for the exchange `but` (`Session.drop`)."""
+        if self._seals is not None:
+            self._seals.drop(but)
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Drops the keys at the end of the job, if an exchange was broken off."""
+        if event_type == EventType.END_RUN:
+            self.drop_keys()
 
 
 def runs_of(run: str, request: AdaptationRequest | None) -> set[str]:

@@ -36,7 +36,7 @@ PRIVACY = {
     "norm_factor": "a round in which the server refuses sites is a mean of fewer contributions",
     "private": "every tensor not named here is sent to the server in every round",
     "precision": "the same tensors leave with fewer digits",
-    "spectra": "the peers receive the centres of the amplitude spectra of that many training images",
+    "spectra": "the peers receive that many mean amplitude spectra, each over min_images patients or more",
     "start": "selects the round that is kept; nothing more leaves",
     "rounds": "every round sends one more contribution",
 }
@@ -99,7 +99,7 @@ def _rounds(plan: Plan, policy: SitePolicy, data: Path | None) -> list[str]:
 def _exchanged(plan: Plan, network: nn.Module, partition: Partition) -> Iterator[str]:
     """Yields what a consenting site gives to its peers, in addition to the rounds."""
     if SPECTRA in plan.stages:
-        yield f"once, the centres of the amplitude spectra of {plan.hyper.spectra} training images"
+        yield f"once, the centres of at most {plan.hyper.spectra} mean amplitude spectra, each of a group of patients"
     if HEADS in plan.stages:
         yield f"in every epoch ({plan.heads.heads_epochs} in all), {len(head_names(network))} tensors of the head"
     if CALIBRATE in plan.stages and plan.calibration.lambda_ > 0 and (names := exchanged(plan, partition)):

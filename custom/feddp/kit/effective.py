@@ -18,7 +18,7 @@ WORDS = {
     "recipients": "gives to these sites",
     "private": "never shares, with any method",
     "methods": "accepts these methods",
-    "spectra": "training images whose spectra a job may ask for, at most",
+    "spectra": "mean spectra of groups of patients that a job may ask for, at most",
     "min_images": "images over which a mean may leave, at least",
     "threads": "CPU threads",
     "approve": "accepts these plans, by digest",

@@ -3,10 +3,12 @@
 An envelope is MAGIC, the lengths of header and ciphertext (8 bytes each, big-endian), the header, the ciphertext (starting with
 12 bytes of nonce) and the sender's signature over both. The ciphertext is AES-256-GCM of a safetensors file with a new key per
 envelope and the header as associated data. The header is plain JSON: the binding (job, task, epoch), the sender and its
-certificate and, for each recipient, the fingerprint of its certificate, its challenge and the key wrapped for it.
+certificate and, for each recipient, the fingerprint of its certificate, its handshake's key and the envelope's key wrapped for
+that one (`handshake_key`; HPKE's info is `_about`).
 """
 
 import json
+import re
 import secrets
 import struct
 from collections.abc import Mapping, Sequence
@@ -14,16 +16,18 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from safetensors.torch import load, save
 from torch import Tensor
 
 from feddp.errors import SealingError
 from feddp.reading import short
-from feddp.sealing.handshake import Peer
-from feddp.sealing.identity import Identity, fingerprint, signed, wrap
+from feddp.sealing.handshake import VERSION, Peer
+from feddp.sealing.handshake_key import unwrap, wrap, written
+from feddp.sealing.identity import Identity, fingerprint, signed
 
-MAGIC = b"feddp-1\n"
+MAGIC = b"feddp-%d\n" % VERSION
 _LENGTHS = struct.Struct(">QQ")
 _NONCE = 12
 OVERHEAD = 1024 * 1024  # bytes, more than the header and the tensors' names need
@@ -44,8 +48,8 @@ def seal(identity: Identity, binding: Binding, recipients: Sequence[Peer], tenso
     slots = {
         peer.name: {
             "certificate": fingerprint(peer.certificate),
-            "challenge": peer.challenge,
-            "key": wrap(peer.certificate, key).hex(),
+            "handshake": written(peer.key),
+            "key": wrap(peer.key, key, _about(binding, identity.name, peer.name, fingerprint(peer.certificate))).hex(),
         }
         for peer in recipients
     }
@@ -59,11 +63,13 @@ def seal(identity: Identity, binding: Binding, recipients: Sequence[Peer], tenso
     return MAGIC + _LENGTHS.pack(len(header), len(ciphertext)) + header + ciphertext + signature
 
 
-def unseal(identity: Identity, sender: str, envelope: bytes, binding: Binding, challenge: str) -> dict[str, Tensor]:
-    """Returns the tensors that `sender` sealed for this site with this binding and challenge.
+def unseal(
+    identity: Identity, sender: str, envelope: bytes, binding: Binding, handshake: X25519PrivateKey
+) -> dict[str, Tensor]:
+    """Returns the tensors that `sender` sealed for this site's handshake with this binding.
 
     Raises:
-        SealingError: sender, recipient, binding, challenge, signature or ciphertext is wrong.
+        SealingError: sender, recipient, binding, handshake, signature or ciphertext is wrong.
     """
 
     def refuse(why: str) -> SealingError:
@@ -81,12 +87,12 @@ def unseal(identity: Identity, sender: str, envelope: bytes, binding: Binding, c
     slot = fields["recipients"].get(identity.name)
     if slot is None:
         raise refuse("is not for this site")
-    if slot["certificate"] != fingerprint(identity.certificate):
+    if slot["certificate"] != (own := fingerprint(identity.certificate)):
         raise refuse("is for another certificate of this site")
-    if slot["challenge"] != challenge:
-        raise refuse("has another challenge: it is of an earlier exchange")
+    if slot["handshake"] != written(handshake.public_key()):
+        raise refuse("is for another handshake of this site: it is of an earlier exchange")
     try:
-        key = identity.unwrap(bytes.fromhex(slot["key"]))
+        key = unwrap(handshake, bytes.fromhex(slot["key"]), _about(binding, sender, identity.name, own))
         tensors = load(AESGCM(key).decrypt(ciphertext[:_NONCE], ciphertext[_NONCE:], header))
     except Exception as error:  # of any type: what a site may write as a tensor's type or shape, torch refuses in many ways
         raise refuse(f"cannot be opened ({type(error).__name__})") from error
@@ -116,12 +122,20 @@ def _parts(sender: str, envelope: bytes) -> tuple[dict[str, Any], bytes, bytes, 
         whole = envelope.startswith(MAGIC) and (len(header), len(ciphertext)) == sizes and len(header) <= OVERHEAD
         fields = json.loads(header if whole else b"")  # parsed JSON takes many times its bytes
         slots = fields["recipients"].values()
-        whole &= all(isinstance(slot[part], str) for slot in slots for part in ("certificate", "challenge", "key"))
+        whole &= all(isinstance(slot[part], str) for slot in slots for part in ("certificate", "handshake", "key"))
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         whole = False
+    if not whole and re.match(rb"feddp-\d+\n", envelope) and not envelope.startswith(MAGIC):
+        raise SealingError(f"site {sender}: it sealed with another version of feddp; install the same feddp at all sites")
     if not whole:
         raise SealingError(f"site {sender}: it did not send a sealed envelope; it was refused")
     return fields, header, ciphertext, envelope[start + sum(sizes) :]
+
+
+def _about(binding: Binding, sender: str, recipient: str, certificate: str) -> bytes:
+    """Returns what opens a wrapped key beside the handshake's key: a key copied to another envelope opens nothing."""
+    fields = {**asdict(binding), "sender": sender, "recipient": recipient, "certificate": certificate}
+    return MAGIC + json.dumps(fields, sort_keys=True).encode()
 
 
 def _signed_part(header: bytes, ciphertext: bytes) -> bytes:

@@ -1,56 +1,72 @@
-"""A site's handshake with its peers: a signed statement that it takes part in an exchange, and its certificate."""
+"""A site's handshake with its peers: a signed statement that it takes part in an exchange, and its certificate.
+
+The statement holds the public half of a key that the site makes for this handshake alone. Peers encrypt for it, so an envelope
+for it is newer than the handshake, and can be opened only while the site keeps the private half.
+"""
 
 import json
-import secrets
 from dataclasses import dataclass
+from typing import Any
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from feddp.errors import SealingError
+from feddp.sealing.handshake_key import read, written
 from feddp.sealing.identity import Identity, signed
 
-CHALLENGE = 32  # bytes, drawn for every handshake: an envelope with this challenge is newer than the handshake
+VERSION = 2  # of handshakes and envelopes; 1 encrypted for the key of the certificate
 LIMIT = 16 * 1024  # bytes; a certificate takes 1.5 KiB
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A site that signed its handshake, and its accepted certificate."""
+    """A site that signed its handshake, its accepted certificate, and the handshake's key."""
 
     name: str
     certificate: x509.Certificate
-    challenge: str
+    key: X25519PublicKey
 
 
-def introduce(identity: Identity, job: str, exchange: str) -> tuple[bytes, str]:
-    """Returns this site's handshake and the challenge in it.
+def introduce(identity: Identity, job: str, exchange: str) -> tuple[bytes, X25519PrivateKey]:
+    """Returns this site's handshake and its key, which nobody else has and which must not be written anywhere.
 
     The statement is signed. The server has every site's certificate, so it could otherwise add a site that does not consent.
     """
-    challenge = secrets.token_hex(CHALLENGE)
-    statement = {"site": identity.name, "job": job, "exchange": exchange, "challenge": challenge}
+    key = X25519PrivateKey.generate()
+    statement = _statement(identity.name, job, exchange, written(key.public_key()))
     signature = identity.sign(_signed_part(statement)).hex()
-    return json.dumps({"statement": statement, "certificate": identity.pem, "signature": signature}).encode(), challenge
+    return json.dumps({"statement": statement, "certificate": identity.pem, "signature": signature}).encode(), key
 
 
 def meet(identity: Identity, name: str, handshake: bytes, job: str, exchange: str) -> Peer:
     """Returns the peer of a handshake.
 
     Raises:
-        SealingError: `name` did not sign it for this exchange of this job, or its certificate is not accepted.
+        SealingError: `name` did not sign it for this exchange of this job, or has another version of feddp; its certificate is
+            not accepted; or its key is none.
     """
     try:
         content = json.loads(handshake)
         statement, pem, signature = content["statement"], str(content["certificate"]), bytes.fromhex(content["signature"])
-        challenge = str(statement["challenge"])
-    except (ValueError, KeyError, TypeError, RecursionError):
+        version, key = statement.get("version"), statement.get("key")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise SealingError(f"the server relayed no valid handshake of site {name}; nothing is sealed for it") from None
+    if version != VERSION:
+        raise SealingError(
+            f"the handshake of site {name} is of another version of feddp, so nothing is sealed for it;"
+            f" install the same feddp at {identity.name} and {name}"
+        )
     certificate = identity.accept(name, pem)
-    wanted = {"site": name, "job": job, "exchange": exchange, "challenge": challenge}
-    if statement != wanted or not signed(certificate, signature, _signed_part(statement)):
+    if statement != _statement(name, job, exchange, key) or not signed(certificate, signature, _signed_part(statement)):
         raise SealingError(f"site {name} did not sign the handshake that the server relayed for this exchange")
-    return Peer(name, certificate, challenge)
+    try:
+        return Peer(name, certificate, read(key))
+    except ValueError as error:
+        raise SealingError(
+            f"the key in the handshake of site {name} is of no use ({error}); nothing is sealed for it"
+        ) from None
 
 
 def certificate_in(handshake: bytes) -> x509.Certificate | None:
@@ -61,5 +77,9 @@ def certificate_in(handshake: bytes) -> x509.Certificate | None:
         return None
 
 
-def _signed_part(statement: dict[str, str]) -> bytes:
-    return b"feddp introduction 1\n" + json.dumps(statement, sort_keys=True).encode()
+def _statement(site: str, job: str, exchange: str, key: object) -> dict[str, Any]:
+    return {"version": VERSION, "site": site, "job": job, "exchange": exchange, "key": key}
+
+
+def _signed_part(statement: dict[str, Any]) -> bytes:
+    return b"feddp introduction\n" + json.dumps(statement, sort_keys=True).encode()

@@ -1,4 +1,7 @@
-"""A site's identity towards its peers, from the certificate of its startup kit, and the check of a peer's certificate."""
+"""A site's identity towards its peers, from the certificate of its startup kit, and the check of a peer's certificate.
+
+The certificates' keys sign; nothing is encrypted for them (`handshake_key`).
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +15,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 from feddp.errors import SealingError
 from feddp.sealing.certificates import expired, issued_by, name_of, not_yet_valid, role_of
 
-SMALLEST = 2048  # bits of an RSA key, as FLARE makes them; a shorter one may not even hold an envelope's key
+SMALLEST = 2048  # bits of an RSA key, as FLARE makes them; NIST SP 800-131A allows no shorter one for signatures
 CLIENT = "client"  # the role in a site's certificate, if `nvflare cert approve` wrote one
-_OAEP = padding.OAEP(padding.MGF1(SHA256()), SHA256(), label=None)
 _PSS = padding.PSS(padding.MGF1(SHA256()), padding.PSS.DIGEST_LENGTH)
 
 
@@ -88,10 +90,6 @@ class Identity:
         """Returns the signature of `content`: RSA-PSS with SHA-256."""
         return self.key.sign(content, _PSS, SHA256())
 
-    def unwrap(self, wrapped: bytes) -> bytes:
-        """Inverts `wrap` with this site's key; raises ValueError if the key was wrapped for another certificate."""
-        return self.key.decrypt(wrapped, _OAEP)
-
 
 def fingerprint(certificate: x509.Certificate) -> str:
     """Returns the SHA-256 of the certificate, in hexadecimal digits."""
@@ -105,11 +103,6 @@ def signed(certificate: x509.Certificate, signature: bytes, content: bytes) -> b
     except InvalidSignature:
         return False
     return True
-
-
-def wrap(certificate: x509.Certificate, key: bytes) -> bytes:
-    """Encrypts `key` for the certificate's owner: RSA-OAEP with SHA-256."""
-    return _public(certificate).encrypt(key, _OAEP)
 
 
 def _public(certificate: x509.Certificate) -> rsa.RSAPublicKey:

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 
 import torch
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from torch import Tensor
 
 from feddp.errors import SealingError
@@ -26,21 +27,26 @@ class _Met(threading.local):
 class Session:
     """A site's sealing state between the tasks of a job.
 
-    It is only in memory: a restarted process has no challenge, so earlier envelopes cannot be replayed to it. Nor does it open
-    those that were sealed for the handshake of the process before.
+    It is only in memory: a restarted process has no handshake's key, so earlier envelopes cannot be replayed to it. Nor does it
+    open those that were sealed for the handshake of the process before. Its owner calls `drop` when an exchange is over; a new
+    handshake replaces the key of the one before.
     """
 
     def __init__(self, identity: Identity, job: str):
         self.identity, self.job, self.notes = identity, job, Notes(identity, job)
         self.met: dict[str, x509.Certificate] = {}  # the certificate of each peer whose handshake was valid
-        self._challenges: dict[str, str] = {}
+        self._keys: dict[str, X25519PrivateKey] = {}  # of the last handshake, by exchange
         self._opened: dict[str, int] = {}  # the last epoch, by task
         self._met = _Met()
 
     def introduce(self, exchange: str) -> dict[str, Tensor]:
         """Returns this site's handshake for an exchange; envelopes for its earlier handshakes can no longer be opened."""
-        message, self._challenges[exchange] = introduce(self.identity, self.job, exchange)
+        message, self._keys[exchange] = introduce(self.identity, self.job, exchange)
         return {HANDSHAKE: as_tensor(message)}
+
+    def drop(self, but: str = "") -> None:
+        """Drops the keys of all handshakes but those for the exchange `but`: nobody opens envelopes for them any more."""
+        self._keys = {exchange: key for exchange, key in self._keys.items() if exchange == but}
 
     def meet(
         self,
@@ -98,22 +104,25 @@ class Session:
 
         Raises:
             SealingError: no envelope is valid, one is not even bytes, or one was opened before: no honest server relays these.
-                Or this process has sent no handshake.
+                Or this process has no handshake's key.
         """
         relayed = {}
         for peer, tensors in received.items():
             relayed[peer] = as_bytes(peer, SEALED, tensors)
-            if exchange not in self._challenges:
-                raise SealingError(f"site {self.identity.name}: it received an envelope of {peer} but has not sent a handshake")
             if epoch <= self._opened.get(task, -1):
                 raise SealingError(
                     f"site {self.identity.name}: envelopes for {task} of epoch {epoch} or later were opened before, so that of"
                     f" {peer} is refused"
                 )
+            if exchange not in self._keys:
+                raise SealingError(
+                    f"site {self.identity.name}: it received an envelope of {peer} but has not sent a handshake, or the"
+                    " exchange of its last one is over"
+                )
         binding = Binding(self.job, task, epoch)
         opened = good(
             relayed,
-            lambda peer: unseal(self.identity, peer, relayed[peer], binding, self._challenges[exchange]),
+            lambda peer: unseal(self.identity, peer, relayed[peer], binding, self._keys[exchange]),
             left_out,
         )
         if relayed:  # of whatever peers: the server cannot have the site repeat the epoch with others

@@ -41,11 +41,18 @@ class Host(Protocol):
         """The number of the site's training images; 0 in an adaptation, which trains on none."""
 
     @property
+    def min_images(self) -> int:
+        """Means over fewer images, or patients, do not leave."""
+
+    @property
     def secret(self) -> str:
         """The site's part of every seed; empty if only the plan's seed counts."""
 
     def left_out(self, task: str, peer: str, why: FedDPError) -> None:
         """Notes in the site's own files that a task uses nothing of a peer, and why. Nothing of this leaves the site."""
+
+    def withheld(self, task: str, why: str) -> None:
+        """Notes in the site's own log and files that a task gives nothing, and why. Nothing of this leaves the site."""
 
     def consents(self, word: str) -> bool:
         """Whether the site's policy consents to an exchange."""

@@ -1,7 +1,8 @@
-"""FedDG's exchange before stage 1 (Liu et al., CVPR 2021): consenting sites exchange amplitude spectra, once.
+"""FedDG's exchange before stage 1 (Liu et al., CVPR 2021): consenting sites exchange mean amplitude spectra, once.
 
-No image leaves a site. A site sends the low-frequency centre of the amplitude spectra of at most `spectra` training images, as
-the network receives them, without phase and without names. The server relays them in memory. Whoever can read them, the server
+No image leaves a site, nor the spectrum of one: that of a single image would be recognised by anybody who has the image. A site
+sends the low-frequency centres of at most `spectra` mean amplitude spectra, each over a group of at least `min_images` patients
+(its policy), rounded, without phase and without names. The server relays them in memory. Whoever can read them, the server
 or, if they are sealed, the receiving site, refuses anything else.
 """
 
@@ -21,8 +22,8 @@ from feddp.stages.message import Message
 from feddp.stages.server import Server
 from feddp.stages.site import Site
 from feddp.stages.tensors import AMPLITUDE, Expected
-from feddp.training.seeds import seed_of
-from feddp.training.spectra import SLOT, windows
+from feddp.training.seeds import generator
+from feddp.training.spectra import SLOT, group_means, of_patients
 from feddp.training.store import by_site
 
 
@@ -36,19 +37,27 @@ def serve(server: Server) -> None:
 def answer(task: str, message: Message, host: Host) -> Message:
     site = host.open()
     if task == protocol.COLLECT_SPECTRA:
-        return Message(given(site))
+        found = given(site, host.min_images)
+        if not found:
+            host.withheld(task, f"there are too few patients for a mean spectrum over min_images={host.min_images} of them")
+            return Message(scalars={"consent": False})
+        return Message(found)
     keep(site, by_site(message.tensors), partial(host.left_out, task))
     return Message()
 
 
-def given(site: Site) -> Tensors:
-    """Returns AMPLITUDE: (N, channels, 2b+1, 2b+1) of N training images drawn at the site. It leaves only with consent.
+def given(site: Site, least: int) -> Tensors:
+    """Returns AMPLITUDE: (N, channels, 2b+1, 2b+1), the mean spectra of N groups of at least `least` patients; {} if the site
+    has fewer. It leaves only with consent.
 
-    A real site draws the same images in every job; otherwise a series of jobs could collect the spectra of all images.
+    A real site makes the same groups for every job, from the split `train`, whatever the job asks for; one that asks for fewer
+    gets the first ones. Otherwise two jobs could get groups that differ by one patient, whose spectrum is their difference.
     """
-    rng = torch.Generator().manual_seed(seed_of(*site.standing_seed(SLOT)))
-    drawn = torch.randperm(len(site.samples), generator=rng)[: site.plan.hyper.spectra].tolist()
-    return {AMPLITUDE: windows(torch.stack([site.samples[i]["image"] for i in drawn]).cpu())}
+    train = {row.image for row in site.folder.rows_of("train")}
+    patients = of_patients(sample for sample in site.samples if sample["stem"] in train)
+    order = torch.randperm(len(patients), generator=generator(*site.standing_seed(SLOT))).tolist()
+    means = group_means(patients, least, order)[: site.plan.hyper.spectra]
+    return {AMPLITUDE: means} if len(means) else {}
 
 
 def keep(site: Site, peers: Mapping[str, Mapping[str, Tensor]], left_out: LeftOut = unnoted) -> None:

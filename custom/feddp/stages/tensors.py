@@ -14,7 +14,7 @@ from feddp.plan.schema import Plan
 from feddp.protocol import Sent
 from feddp.training.spectra import radius
 
-AMPLITUDE = "amplitude"  # (N, channels, 2b+1, 2b+1) of N training images
+AMPLITUDE = "amplitude"  # (N, channels, 2b+1, 2b+1): N means over groups of patients
 
 
 class Expected:
@@ -49,11 +49,11 @@ class Expected:
             return (AMPLITUDE,)
         return tuple(self.network.state_dict()) if sent is Sent.MODEL else ()
 
-    def spec(self, sent: Sent, images: int | None = None) -> Spec:
-        """Returns their shapes and types; amplitudes are of `images`, default: the plan's maximum."""
+    def spec(self, sent: Sent, means: int | None = None) -> Spec:
+        """Returns their shapes and types; amplitudes are so many `means`, default: the plan's maximum."""
         if sent is Sent.AMPLITUDES:
             side = 2 * radius(self.plan.size, self.plan.size) + 1
-            count = self.plan.hyper.spectra if images is None else images
+            count = self.plan.hyper.spectra if means is None else means
             return Spec({AMPLITUDE: (torch.Size((count, self.plan.channels, side, side)), torch.float32)})
         return Spec.of(self.network.state_dict(), self.names(sent))
 
@@ -65,9 +65,9 @@ class Expected:
         """
         if sent is Sent.NONE and tensors:
             raise ContributionError(f"site {site}: it sent {len(tensors)} tensors where numbers were asked for")
-        images = None
-        if sent is Sent.AMPLITUDES:  # from 1 image to the plan's maximum
+        means = None
+        if sent is Sent.AMPLITUDES:  # from 1 to the plan's maximum
             value = tensors.get(AMPLITUDE)
             count = len(value) if isinstance(value, Tensor) and value.ndim else 1
-            images = min(max(count, 1), self.plan.hyper.spectra)
-        self.spec(sent, images).check(site, tensors)
+            means = min(max(count, 1), self.plan.hyper.spectra)
+        self.spec(sent, means).check(site, tensors)

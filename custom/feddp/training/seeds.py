@@ -17,6 +17,16 @@ def seed_of(*parts: int | str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
+def generator(*parts: int | str) -> torch.Generator:
+    """Returns a generator of the CPU, seeded with `seed_of(*parts)`.
+
+    torch 2.15 makes none before it has imported the module below, which a process of a run lacks (`feddp.lean`).
+    """
+    import torch._prims.rng_prims
+
+    return torch.Generator().manual_seed(seed_of(*parts))
+
+
 @contextmanager
 def seeded(device: torch.device, *parts: int | str) -> Iterator[None]:
     """Seeds torch's generators of the CPU and of `device` with `seed_of(*parts)` for the block, then restores them.

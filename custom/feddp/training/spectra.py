@@ -4,14 +4,19 @@ The amplitude spectrum of an image carries its style, the phase spectrum its ana
 the frequencies up to `radius` in both directions, with the mean (frequency 0) in the middle.
 """
 
+from collections.abc import Iterable
+from hashlib import sha256
+
 import torch
 from torch import Tensor
 from torch.fft import fft2, fftshift, ifft2, ifftshift
 
-from feddp.data.loading import moved
+from feddp.data.loading import Sample, moved
 from feddp.training.store import Store
 
 SLOT = "spectra"  # the file with the spectra of consenting peers
+FEWEST = 2  # patients of a group, whatever a site's policy allows
+DIGITS = 3  # significant digits of a mean, as of losses that leave; float32's seven would tell any two candidate groups apart
 SHARE = 0.01  # of the image's shorter side, on each side of frequency 0 (L; ours: the released training has 0)
 
 
@@ -29,12 +34,46 @@ def windows(images: Tensor) -> Tensor:
     return centre.contiguous()  # a strided view can neither be sent nor be saved
 
 
+def of_patients(samples: Iterable[Sample]) -> Tensor:
+    """Returns the mean of `windows` over each patient's images, (patients, C, 2b+1, 2b+1), in the order of their first images.
+
+    An image that is there twice, under whatever names, counts once, for the first patient that has it.
+    """
+    own: dict[str, list[Tensor]] = {}
+    seen: set[bytes] = set()
+    for sample in samples:
+        image = sample["image"].cpu()
+        digest = sha256(image.contiguous().numpy().tobytes()).digest()
+        if digest not in seen:
+            seen.add(digest)
+            own.setdefault(sample["patient"], []).append(windows(image[None])[0])
+    return torch.stack([torch.stack(given).mean(dim=0) for given in own.values()])
+
+
+def group_means(patients: Tensor, least: int, order: list[int]) -> Tensor:
+    """Returns the mean over each group of patients, (groups, C, 2b+1, 2b+1), rounded to DIGITS; no group of too few patients.
+
+    Groups are disjoint and as many as there can be. Every patient weighs the same in its group, so its share is 1/n of n.
+
+    Args:
+        patients: `of_patients`.
+        least: the fewest patients of a group; below FEWEST it counts as FEWEST.
+        order: the patients' indices in the order in which they are dealt to the groups.
+    """
+    count = len(patients) // max(least, FEWEST)
+    means = [patients[order[at::count]].mean(dim=0) for at in range(count)]
+    if not means:
+        return patients[:0]
+    found = torch.stack(means)
+    return torch.tensor([float(f"{value:.{DIGITS}g}") for value in found.flatten().tolist()]).view_as(found)
+
+
 def interpolated(images: Tensor, peers: Tensor, weights: Tensor) -> Tensor:
     """Returns the images with (1−λ) own + λ peer's amplitude in the centre; phase and the other amplitudes do not change.
 
     Args:
         images: (B, C, H, W).
-        peers: `windows` of B images, (B, C, 2b+1, 2b+1).
+        peers: an amplitude for each image, (B, C, 2b+1, 2b+1), laid out as `windows`.
         weights: λ of each image, (B,), in [0, 1].
     """
     spectrum = fftshift(fft2(images), dim=(-2, -1))
@@ -52,7 +91,7 @@ def in_another_style(images: Tensor, peers: Tensor) -> Tensor:
 
 
 def received(store: Store) -> Tensor | None:
-    """Returns the spectra of all peers, (M, C, 2b+1, 2b+1), in the order of their names; None if there are none."""
+    """Returns the mean spectra of all peers, (M, C, 2b+1, 2b+1), in the order of their names; None if there are none."""
     if not store.has(SLOT):
         return None
     peers, _ = store.read(SLOT)

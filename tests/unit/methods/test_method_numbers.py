@@ -124,7 +124,7 @@ def test_a_round_has_as_many_epochs_as_the_plan_says(open_site, pvt, monkeypatch
     monkeypatch.setattr("feddp.stages.round.fit_epoch", lambda *given: epochs.append(given) or 0.0)
     site = open_site(method=method, network=NORMED.get(method, pvt), local_epochs=3)
     if method == "feddg":
-        spectra.keep(site, {"site-2": spectra.given(open_site("site-2", method="feddg", network=pvt))})
+        spectra.keep(site, {"site-2": spectra.given(open_site("site-2", method="feddg", network=pvt), 2)})
     gamma = first(site)
     for round in range(2):
         epochs.clear()

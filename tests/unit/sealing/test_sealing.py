@@ -12,13 +12,16 @@ import pytest
 import torch
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 from cryptography.hazmat.primitives.serialization import Encoding
 from safetensors.torch import load
 
 from feddp.errors import FedDPError
 from feddp.sealing.envelope import _LENGTHS, MAGIC, OVERHEAD, Binding, recipients_of, seal, unseal
 from feddp.sealing.handshake import LIMIT, introduce, meet
+from feddp.sealing.handshake_key import written
 from feddp.sealing.identity import Identity
 from feddp.sealing.session import HANDSHAKE, SEALED, Session, as_bytes, as_tensor
 from support.certificates import PROJECT, SERVER, Office, signed
@@ -70,9 +73,9 @@ def pem(certificate) -> str:
 
 
 def peer(sites, name, of="A", job=JOB):
-    """A peer as `of` has met it, and the challenge."""
-    handshake, challenge = introduce(sites[name], job, WORD)
-    return meet(sites[of], name, handshake, job, WORD), challenge
+    """A peer as `of` has met it, and the key of its handshake."""
+    handshake, key = introduce(sites[name], job, WORD)
+    return meet(sites[of], name, handshake, job, WORD), key
 
 
 def same(one, other):
@@ -89,20 +92,28 @@ def same(one, other):
 
 def test_every_recipient_opens_the_same_bits_and_nobody_else_does(sites, office):
     """Several dtypes, a NaN and a negative zero among them. C, the server, and A itself once it is sent are not named."""
-    (b, challenge_b), (c, challenge_c) = peer(sites, "B"), peer(sites, "C")
+    (b, key_b), (c, key_c) = peer(sites, "B"), peer(sites, "C")
     both = seal(sites["A"], BINDING, [b, c], TENSORS)
-    assert same(unseal(sites["B"], "A", both, BINDING, challenge_b), TENSORS)
-    assert same(unseal(sites["C"], "A", both, BINDING, challenge_c), TENSORS)
+    assert same(unseal(sites["B"], "A", both, BINDING, key_b), TENSORS)
+    assert same(unseal(sites["C"], "A", both, BINDING, key_c), TENSORS)
     assert recipients_of("A", both) == ["B", "C"]
     one = seal(sites["A"], BINDING, [b], TENSORS)
     server = Identity("B", *office.issue(SERVER, host=SERVER), office.root, SERVER)
-    for identity, challenge in ((sites["C"], challenge_c), (sites["A"], challenge_b), (server, challenge_b)):
+    for identity, key in ((sites["C"], key_c), (sites["A"], key_b), (server, key_b)):
         with pytest.raises(FedDPError, match="is not for this site|is for another certificate"):
-            unseal(identity, "A", one, BINDING, challenge)
-    for holder in (sites["C"], sites["A"], server):
-        with pytest.raises(ValueError, match=r"[Dd]ecryption"):
-            holder.unwrap(bytes.fromhex(header_of(one)["recipients"]["B"]["key"]))
-    assert len(sites["B"].unwrap(bytes.fromhex(header_of(one)["recipients"]["B"]["key"]))) == 32, "the control"
+            unseal(identity, "A", one, BINDING, key)
+    with pytest.raises(InvalidTag):
+        opened_slot(one, key_c)
+    assert len(opened_slot(one, key_b)) == 32, "the control"
+
+
+def opened_slot(envelope, key, recipient="B"):
+    """The envelope's key, out of B's slot, as HPKE of RFC 9180 gives it to who has this handshake's key."""
+    slot = header_of(envelope)["recipients"][recipient]
+    fields = {name: header_of(envelope)[name] for name in ("job", "task", "epoch", "sender")}
+    about = json.dumps(fields | {"recipient": recipient, "certificate": slot["certificate"]}, sort_keys=True)
+    suite = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_256_GCM)
+    return suite.decrypt(bytes.fromhex(slot["key"]), key, info=MAGIC + about.encode())
 
 
 def test_no_value_is_in_the_envelope_and_no_two_are_alike(sites):
@@ -131,7 +142,7 @@ PLACES = {
     "length of the ciphertext": lambda e: len(MAGIC) + 15,
     "job": lambda e: e.index(JOB.encode()) + 2,
     "recipient's name": lambda e: e.index(b'"B": {') + 1,
-    "challenge": lambda e: e.index(b'"challenge": "') + 20,
+    "handshake": lambda e: e.index(b'"handshake": "') + 20,
     "fingerprint": lambda e: e.index(b'"certificate": "', e.index(b'"recipients"')) + 20,
     "wrapped key": lambda e: e.index(b'"key": "') + 20,
     "sender's certificate": lambda e: e.index(b"BEGIN CERTIFICATE") + 300,
@@ -144,23 +155,23 @@ PLACES = {
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_flipped_bit_anywhere_is_found(sites, place):
-    b, challenge = peer(sites, "B")
+    b, key = peer(sites, "B")
     envelope = bytearray(seal(sites["A"], BINDING, [b], TENSORS))
-    assert same(unseal(sites["B"], "A", bytes(envelope), BINDING, challenge), TENSORS), "the control"
+    assert same(unseal(sites["B"], "A", bytes(envelope), BINDING, key), TENSORS), "the control"
     envelope[PLACES[place](bytes(envelope))] ^= 1
     with pytest.raises(
         FedDPError, match="was changed after it was signed|did not send a sealed envelope|the certificate for site A"
     ):
-        unseal(sites["B"], "A", bytes(envelope), BINDING, challenge)
+        unseal(sites["B"], "A", bytes(envelope), BINDING, key)
 
 
 @pytest.mark.parametrize("cut", [slice(0, 0), slice(0, 10), slice(0, 400), slice(0, -1), slice(0, -256)])
 def test_a_part_of_an_envelope_is_none(sites, cut):
-    b, challenge = peer(sites, "B")
+    b, key = peer(sites, "B")
     envelope = seal(sites["A"], BINDING, [b], TENSORS)
     for broken in (envelope[cut], envelope + b"more"):
         with pytest.raises(FedDPError, match="was changed after it was signed|did not send a sealed envelope"):
-            unseal(sites["B"], "A", broken, BINDING, challenge)
+            unseal(sites["B"], "A", broken, BINDING, key)
 
 
 def reheaded(envelope, change):
@@ -173,19 +184,19 @@ def reheaded(envelope, change):
 
 
 def test_a_relay_cannot_add_a_recipient_or_change_what_it_says(sites):
-    (b, challenge_b), (c, _) = peer(sites, "B"), peer(sites, "C")
+    (b, key_b), (c, _) = peer(sites, "B"), peer(sites, "C")
     envelope = seal(sites["A"], BINDING, [b], TENSORS)
     again = reheaded(envelope, lambda said: None)
-    assert same(unseal(sites["B"], "A", again, BINDING, challenge_b), TENSORS), "the control: the header alone was rewritten"
-    added = {"certificate": "0" * 64, "challenge": c.challenge, "key": "00"}
+    assert same(unseal(sites["B"], "A", again, BINDING, key_b), TENSORS), "the control: the header alone was rewritten"
+    added = {"certificate": "0" * 64, "handshake": written(c.key), "key": "00"}
     for change in (
         lambda said: said["recipients"].update(C=added),
         lambda said: said.update(epoch=1),
         lambda said: said.update(certificate=pem(sites["C"].certificate)),
-        lambda said: said["recipients"]["B"].update(challenge=c.challenge),
+        lambda said: said["recipients"]["B"].update(handshake=written(c.key)),
     ):
         with pytest.raises(FedDPError, match="was changed after it was signed|the certificate for site A belongs to C"):
-            unseal(sites["B"], "A", reheaded(envelope, change), BINDING, challenge_b)
+            unseal(sites["B"], "A", reheaded(envelope, change), BINDING, key_b)
 
 
 @pytest.mark.parametrize(
@@ -197,33 +208,34 @@ def test_what_no_site_of_ours_sealed_is_refused_in_one_line(sites, content):
     with pytest.raises(FedDPError, match="site A: it did not send a sealed envelope"):
         recipients_of("A", envelope)
     with pytest.raises(FedDPError, match="site A: it did not send a sealed envelope"):
-        unseal(sites["B"], "A", envelope, BINDING, "")
+        unseal(sites["B"], "A", envelope, BINDING, X25519PrivateKey.generate())
 
 
 def test_an_envelope_under_anothers_name_is_refused(sites):
-    b, challenge = peer(sites, "B")
+    b, key = peer(sites, "B")
     envelope = seal(sites["A"], BINDING, [b], TENSORS)
     with pytest.raises(FedDPError, match="the certificate for site C belongs to A"):
-        unseal(sites["B"], "C", envelope, BINDING, challenge)
+        unseal(sites["B"], "C", envelope, BINDING, key)
     with pytest.raises(FedDPError, match="names another sender"):
         recipients_of("C", envelope)
 
 
 def test_an_envelope_that_names_another_sender_than_its_signer_is_refused(sites):
     """A signs it with its own certificate, and writes that it is C's."""
-    b, challenge = peer(sites, "B")
+    b, key = peer(sites, "B")
     envelope = seal(replace(sites["A"], name="C"), BINDING, [b], TENSORS)
     with pytest.raises(FedDPError, match="the envelope of A belongs to another site"):
-        unseal(sites["B"], "A", envelope, BINDING, challenge)
+        unseal(sites["B"], "A", envelope, BINDING, key)
 
 
 def test_an_envelope_is_made_as_its_format_says(sites):
-    """As another implementation would open it: AES-256-GCM, 12 bytes of nonce, the header as associated data."""
-    envelope = seal(sites["A"], BINDING, [peer(sites, "B")[0]], TENSORS)
+    """As another implementation would open it: HPKE, AES-256-GCM, 12 bytes of nonce, the header as associated data."""
+    b, key = peer(sites, "B")
+    envelope = seal(sites["A"], BINDING, [b], TENSORS)
     length = int.from_bytes(envelope[len(MAGIC) + 8 : len(MAGIC) + 16], "big")
     start = ciphertext_of(envelope)
     header, ciphertext = envelope[len(MAGIC) + 16 : start], envelope[start : start + length]
-    opened = AESGCM(sites["B"].unwrap(bytes.fromhex(header_of(envelope)["recipients"]["B"]["key"])))
+    opened = AESGCM(opened_slot(envelope, key))
     assert same(load(opened.decrypt(ciphertext[:12], ciphertext[12:], header)), TENSORS)
     with pytest.raises(InvalidTag):
         opened.decrypt(ciphertext[:12], ciphertext[12:], None)
@@ -238,10 +250,10 @@ def test_an_envelope_is_made_as_its_format_says(sites):
     ],
 )
 def test_an_envelope_of_something_else_is_refused(sites, binding, words):
-    b, challenge = peer(sites, "B")
+    b, key = peer(sites, "B")
     envelope = seal(sites["A"], BINDING, [b], TENSORS)
     with pytest.raises(FedDPError, match=words):
-        unseal(sites["B"], "A", envelope, binding, challenge)
+        unseal(sites["B"], "A", envelope, binding, key)
 
 
 # --- whom a site believes ------------------------------------------------------------------------------------------------
@@ -340,7 +352,7 @@ def test_a_certificate_of_nvflare_cert_approve_is_a_sites(office, sites, session
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda said, sites: said["statement"].update(challenge="0" * 64), "did not sign"),
+        (lambda said, sites: said["statement"].update(key="0" * 64), "did not sign"),
         (lambda said, sites: said["statement"].update(site="C"), "did not sign"),
         (lambda said, sites: said["statement"].update(more=1), "did not sign"),
         (lambda said, sites: said.update(signature="00" * 256), "did not sign"),
@@ -351,7 +363,7 @@ def test_a_certificate_of_nvflare_cert_approve_is_a_sites(office, sites, session
     ],
 )
 def test_a_handshake_that_its_site_did_not_sign_is_refused(sites, sessions, change, words):
-    """A server cannot have a site take part that did not say it does, nor give it a challenge of its own."""
+    """A server cannot have a site take part that did not say it does, nor give it a key of the server's own."""
     made, handshakes = sessions
     said = json.loads(as_bytes("B", HANDSHAKE, handshakes["B"]))
     change(said, sites)
@@ -415,7 +427,7 @@ def test_a_replay_from_an_earlier_exchange_of_the_same_job_id_is_refused(sites, 
     with pytest.raises(FedDPError, match="it received an envelope of B but has not sent a handshake"):
         again.open(WORD, TASK, 0, {"B": old})
     again.introduce(WORD)
-    with pytest.raises(FedDPError, match="has another challenge: it is of an earlier exchange"):
+    with pytest.raises(FedDPError, match="is for another handshake of this site: it is of an earlier exchange"):
         again.open(WORD, TASK, 0, {"B": old})
     assert made["A"].open(WORD, TASK, 0, {"B": old}), "the control"
     other = Session(sites["A"], "job-2")
@@ -538,14 +550,14 @@ def test_what_is_not_one_peers_fault_is_refused_whole(sites, sessions):
 def test_what_torch_cannot_read_is_its_senders_fault(sites, tensor, nbytes, words):
     """In an envelope that is valid otherwise: a type that there is not; shapes of no element that
     overflow in torch, in two ways; nothing."""
-    b, challenge = peer(sites, "B")
+    b, key = peer(sites, "B")
     header = json.dumps({} if tensor is None else {"x": tensor | {"data_offsets": [0, nbytes]}}).encode()
     plain = len(header).to_bytes(8, "little") + header + bytes(nbytes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("feddp.sealing.envelope.save", lambda tensors: plain)
         envelope = seal(sites["A"], BINDING, [b], TENSORS)
     with pytest.raises(FedDPError, match=f"the envelope of A {words}"):
-        unseal(sites["B"], "A", envelope, BINDING, challenge)
+        unseal(sites["B"], "A", envelope, BINDING, key)
 
 
 def test_every_collection_needs_its_own_handshakes(sessions):
@@ -570,17 +582,17 @@ def test_after_handshakes_that_were_refused_nothing_is_sealed_for_those_before(s
         made["A"].seal(TASK, TENSORS)
 
 
-def test_each_exchange_of_a_job_has_its_own_challenge(sessions):
+def test_each_exchange_of_a_job_has_its_own_key(sessions):
     """A introduces itself for two exchanges. What is sealed for its handshake of one opens there, and not in the other."""
     made, handshakes = sessions
     spectra = {name: session.introduce("spectra") for name, session in made.items()}
     envelope = exchanged(made, handshakes)["B"]
-    with pytest.raises(FedDPError, match="has another challenge"):
+    with pytest.raises(FedDPError, match="is for another handshake"):
         made["A"].open("spectra", TASK, 0, {"B": envelope})
     assert [*made["A"].open(WORD, TASK, 0, {"B": envelope})] == ["B"]
     made["B"].meet("spectra", "collect_spectra", 0, spectra, None)
     other = made["B"].seal("collect_spectra", TENSORS)
-    with pytest.raises(FedDPError, match="has another challenge"):
+    with pytest.raises(FedDPError, match="is for another handshake"):
         made["A"].open(WORD, "collect_spectra", 0, {"B": other})
     assert same(made["A"].open("spectra", "collect_spectra", 0, {"B": other})["B"], TENSORS)
 
