@@ -5,15 +5,20 @@ import base64
 import json
 import os
 import shutil
+import socket
+import ssl
 import stat
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, x25519
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import ExtendedKeyUsageOID
 from nvflare.apis.fl_constant import ConfigVarName
 from nvflare.fuel.utils.config_factory import ConfigFactory
 from nvflare.lighter.impl.cert import _CertState
@@ -33,6 +38,7 @@ from feddp.sealing.kit import AGAIN, Kit
 from feddp.sealing.kit_certificates import certificate_problems
 from support import ROOT
 from support.certificates import PROJECT, Office, put, signed
+from support.tls import mutual
 
 pytestmark = pytest.mark.tools
 
@@ -559,6 +565,41 @@ def test_a_key_that_makes_no_tls_connection_is_named(kit):
     assert certificate_problems(Kit.open(kit)) == []
     (problem,) = here_problems(Kit.open(kit))[0]
     assert "makes no TLS connection with this kit's certificate" in str(problem)
+
+
+@pytest.mark.parametrize(
+    ("uses", "lacks"),
+    [
+        ([], ""),
+        (["CLIENT_AUTH", "SERVER_AUTH"], ""),
+        (["CLIENT_AUTH"], "serverAuth"),
+        (["SERVER_AUTH"], "clientAuth"),
+        (["CODE_SIGNING"], "serverAuth and clientAuth"),
+        (["ANY_EXTENDED_KEY_USAGE"], "serverAuth and clientAuth"),  # OpenSSL takes it for neither
+    ],
+)
+def test_a_certificate_that_does_not_serve_between_a_sites_processes_is_named(kit, uses, lacks):
+    """TLS, with FLARE's contexts, is asked too: a parent listens with the certificate with which its jobs connect."""
+    office, key = Office(), ec.generate_private_key(ec.SECP256R1())
+    made = signed("hospital-a", PROJECT, key, office.key, uses=[getattr(ExtendedKeyUsageOID, use) for use in uses])
+    for name, values in {"rootCA.pem": {"certificate": office.root}, "client.crt": {"certificate": made}}.items():
+        put(kit / "startup" / name, **values)
+    put(kit / "startup/client.key", key=key)
+    problems = [str(problem) for problem in certificate_problems(Kit.open(kit))]
+    assert [f"may not be used for {lacks}, so" in problem for problem in problems] == [True] * bool(lacks)
+    ends, errors = socket.socketpair(), []
+
+    def connect(end, purpose, server_side):
+        with suppress(OSError), mutual(kit, kit, purpose).wrap_socket(end, server_side=server_side) as made:
+            made.sendall(b"x")
+            errors.append(made.recv(1) != b"x")
+
+    other = threading.Thread(target=connect, args=(ends[0], ssl.Purpose.CLIENT_AUTH, True))
+    other.start()
+    connect(ends[1], ssl.Purpose.SERVER_AUTH, False)
+    ends[1].close()
+    other.join()
+    assert (errors == [False, False]) is not bool(lacks)
 
 
 @pytest.mark.parametrize("name", ["my kits", "a'b", "c#d", "e*"])

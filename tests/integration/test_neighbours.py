@@ -11,13 +11,16 @@ from types import SimpleNamespace
 
 import pytest
 from nvflare.fuel.f3.cellnet.cell import Cell
+from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
+from nvflare.fuel.f3.cellnet.utils import encode_payload
 from nvflare.fuel.f3.comm_config import CommConfigurator
 from nvflare.fuel.f3.drivers.connector_info import Mode
 from nvflare.fuel.f3.endpoint import Endpoint, EndpointState
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.sfm.constants import Types
 from nvflare.lighter.utils import serialize_cert, serialize_pri_key
+from nvflare.private.admin_defs import Message as AdminMessage
 
 from feddp.errors import PolicyError
 from feddp.flare import handshakes, second_machine
@@ -320,31 +323,40 @@ def grpc(monkeypatch, tmp_path, kits):
         def made(name: str, person: str):
             SiteGate()
             url = f"grpc://localhost:{_free_port()}"
-            Claimant(name, url, kits[person], stack, secure=True, mode=Mode.PASSIVE)
+            other = Claimant(name, url, kits[person], stack, secure=True, mode=Mode.PASSIVE)
             cell = Cell(A, url, secure=True, credentials=dict(kits[A]), auth_identity_map={A: A, SERVER: PERSON}).core_cell
             cell.start()
             stack.callback(cell.stop)
-            return federation, cell
+            return federation, cell, other
 
         yield made
 
 
 def test_over_grpc_a_site_knows_the_server_by_its_address(grpc):
     """The driver shows FLARE no certificate. It has compared it with the root and with the address in the kit itself."""
-    _, cell = grpc(SERVER, PERSON)
+    federation, cell, server = grpc(SERVER, PERSON)
     until(lambda: SERVER in cell.agents)
-    assert Neighbours.of(cell).is_unseen(SERVER)
+    heard = []
+    cell.register_request_cb("admin", "admin", lambda message: heard.append(message.payload))
+    request = Message({MessageHeaderKey.MSG_TYPE: "req", MessageHeaderKey.CHANNEL: "admin", MessageHeaderKey.TOPIC: "admin"})
+    request.add_headers({MessageHeaderKey.ORIGIN: SERVER, MessageHeaderKey.DESTINATION: A})
+    request.payload = AdminMessage("train.check_status", "")
+    encode_payload(request)
+    until(lambda: server.communicator.find_endpoint(A))
+    server.communicator.send(server.communicator.find_endpoint(A), CoreCell.APP_ID, request)
+    until(lambda: heard)
+    assert federation.lines() == []
 
 
 def test_over_grpc_a_hospital_is_not_the_server(grpc):
-    _, cell = grpc(SERVER, B)
+    _, cell, _ = grpc(SERVER, B)
     time.sleep(3)
     assert cell.agents == {}
 
 
 def test_over_grpc_the_server_is_not_a_job_of_the_sites(grpc):
     """FLARE alone takes any name from it."""
-    federation, cell = grpc(A_JOB, PERSON)
+    federation, cell, _ = grpc(A_JOB, PERSON)
     until(federation.lines)
     assert f"no cell of this name connects to {A} so]" in federation.lines()[0]
     assert cell.agents == {}

@@ -64,8 +64,8 @@ class Federation:
         return cell
 
     def hand(self, to: str, channel: str, topic: str, payload=None, origin=SERVER, by=None, person=None, **headers) -> None:
-        """A message of `origin`, handed to the cell `to` by its neighbour `by`, with the certificate of `person`, by default the
-        neighbour's own."""
+        """A message of `origin`, handed to the cell `to` by its neighbour `by`, with the certificate of `person`, by default
+        the neighbour's own."""
         kind = headers.pop("kind", MessageType.REQ)
         said = {
             MessageHeaderKey.MSG_TYPE: kind,
