@@ -204,6 +204,28 @@ def test_nobody_but_its_own_jobs_connects_to_a_site(parent, name, person):
     assert not at.holds(name)
 
 
+@pytest.mark.parametrize(("gated", "person"), [(True, A), (True, B), (True, None), (False, None)])
+def test_a_job_connects_to_its_own_parent(monkeypatch, tmp_path, kits, gated, person):
+    """A stranger may listen where the parent did that has ended; without the gate, which is the control, it is the parent."""
+    url = f"{'stcp' if person else 'tcp'}://127.0.0.1:{_free_port()}"
+    with in_process(monkeypatch, tmp_path) as federation, ExitStack() as stack:
+        gated and SiteGate()
+        Claimant(A, url, kits[person] if person else {}, stack, mode=Mode.PASSIVE)
+        names = {A: A, SERVER: PERSON}
+        own = {"secure": True, "credentials": dict(kits[A]), "auth_identity_map": names}
+        cell = Cell(A_JOB, root_url=None, parent_url=url, **own).core_cell
+        cell.start()
+        stack.callback(cell.stop)
+        if not gated or person == A:
+            until(lambda: A in cell.agents)
+            return
+        until(federation.lines)
+        assert cell.agents == {}
+        said = "the name belongs to the certificate of hospital-a]" if person else "the connection has no mutual TLS: "
+        assert f"[J:{JOB}][gate refused a connection that says it is {A} from 127.0.0.1:" in federation.lines()[0]
+        assert said in federation.lines()[0]
+
+
 def test_a_connection_keeps_the_name_that_it_said_first(parent):
     at = parent(A)
     job = at.genuine(A_JOB)
