@@ -30,7 +30,7 @@ from feddp.flare.gate import ServerGate, SiteGate
 from feddp.flare.neighbours import Neighbours
 from support.certificates import Office
 from support.claimant import Claimant
-from support.gated import JOB, OTHER, PERSON, SERVER, A, B, in_process
+from support.gated import CONSOLE, JOB, OTHER, PERSON, SERVER, A, B, in_process
 
 A_JOB, SERVER_JOB = f"{A}.{JOB}", f"{SERVER}.{JOB}"
 NAMES = (SERVER, A, SERVER_JOB, A_JOB)
@@ -201,6 +201,17 @@ def test_nobody_but_its_own_jobs_connects_to_a_site(parent, name, person):
     at.stranger(name, person)
     until(at.lines)
     assert f"no cell of this name connects to {A} so]" in at.lines()[0]
+    assert not at.holds(name)
+
+
+@pytest.mark.parametrize(("me", "name"), [(SERVER, CONSOLE), (A, CONSOLE), (SERVER, SERVER), (A, A)])
+def test_where_jobs_connect_there_is_no_console_and_no_namesake(parent, me, name):
+    at = parent(me)
+    at.stranger(name, B if name == CONSOLE else PERSON if me == SERVER else A)
+    until(at.lines)
+    said = "can only connect through an admin listener" if (me, name) == (SERVER, CONSOLE) else "connects to"
+    assert f"a connection that says it is {name} from 127.0.0.1:" in at.lines()[0]
+    assert said in at.lines()[0]
     assert not at.holds(name)
 
 

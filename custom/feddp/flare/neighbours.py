@@ -73,12 +73,12 @@ class Neighbours:
         name = FQCN.normalize(given) if isinstance(given, str) else ""
         try:
             self._require_neighbour(name, connection)
-        except Refused as refused:
+            self._name(connection, said)
+        except (Refused, CommError) as refused:  # FLARE refuses a console's name at the port for jobs
             connection.conn.close()
             person = get_param(connection.conn.get_conn_properties(), DriverParams.PEER_CN)
             self._turned_away(self.cell, name, f"from {shown(peer(connection.conn))} {shown(person)}: {refused}")
             raise CommError(CommError.CLOSED, f"{shown(name)} is refused from {peer(connection.conn)}: {refused}") from None
-        self._name(connection, said)
 
     def _require_neighbour(self, name: str, connection: SfmConnection) -> None:
         if connection.sfm_endpoint is not None and connection.sfm_endpoint.endpoint.name != name:
@@ -94,8 +94,8 @@ class Neighbours:
             fits = name in self._above()
         else:
             parent, job = cells.split(name)
-            fits = me == SERVER or (parent == me and bool(job))
-        if not name or not fits:
+            fits = name not in ("", me) and (me == SERVER or (parent == me and bool(job)))
+        if not fits:
             raise Refused(f"no cell of this name connects to {me} so")
 
     def _require_certificate(self, name: str, connection: Connection) -> None:
