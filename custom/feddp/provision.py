@@ -16,7 +16,7 @@ from nvflare.lighter.spec import Builder, ProvisionContext
 from feddp.data.names import alike, require_name_of_site
 from feddp.errors import InputError, PolicyError
 from feddp.files import write_json, write_text
-from feddp.flare.configuration import COMMUNICATION, SCOPE, SERVER_CLASSES, SITE_CLASSES
+from feddp.flare.configuration import COMMUNICATION, INTERNAL, SCOPE, SERVER_CLASSES, SITE_CLASSES
 from feddp.flare.policy import SitePolicy
 from feddp.flare.private_files import OTHERS
 from feddp.flare.service import units
@@ -116,9 +116,9 @@ def restrict(resources: dict[str, Any], classes: list[str], *more: dict[str, Any
 
 
 class SitePolicyBuilder(Builder):
-    """A FLARE provisioning builder. It adds our allow-list, gate, admission of jobs and authorization to the kits of the server
-    and the sites, units for systemd, and a privacy.json to each site's kit. A project file names it after FLARE's
-    StaticFileBuilder.
+    """A FLARE provisioning builder. It adds our allow-list, gate, admission of jobs, authorization and settings of FLARE's
+    communication to the kits of the server and the sites, units for systemd, and a privacy.json to each site's kit. A project
+    file names it after FLARE's StaticFileBuilder.
 
     In the project file, a client's `policy` holds the properties of `flare.policy.SitePolicy` (the data folder on its machine,
     its device, its consent), the server's `storage` its folder for jobs. Resources and authorization are written as FLARE's
@@ -164,7 +164,7 @@ class SitePolicyBuilder(Builder):
         content = json.loads(resources.read_text(encoding="utf-8"))
         write_json(resources, restrict(content, allowed, *COMPONENTS[kind]) | SETTINGS[kind])
         write_json(local / "authorization.json.default", AUTHORIZATION)
-        write_json(local / ProvFileName.COMM_CONFIG, COMMUNICATION)
+        write_json(local / ProvFileName.COMM_CONFIG, COMMUNICATION | {"internal": INTERNAL})
         for name, unit in units(kind, participant.name).items():
             write_text(local / name, unit)
 

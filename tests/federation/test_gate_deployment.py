@@ -3,22 +3,29 @@ and a member's console does; hospital-c has taken its gate out. First with the s
 
 With the server's gate nothing arrives, not even at hospital-c. Without it hospital-a's own gate holds, and hospital-c, where
 all of it succeeds, is the control.
+
+Users of the same machine connect to where the server and the hospitals listen to their own jobs. hospital-c's connections to
+its jobs have no TLS, as FLARE's by default.
 """
 
 import json
 import re
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from nvflare.fuel.f3.cellnet.registry import Registry
 from nvflare.fuel.f3.message import Message
 from nvflare.private.admin_defs import Message as AdminMessage
+from nvflare.private.defs import CellMessageHeaderKeys
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 
+from feddp.flare.configuration import COMMUNICATION
 from feddp.provision import GATE
 from feddp.run.poc import connect
 from support import ROOT
+from support.claimant import Claimant
 from support.deployment import HOSPITALS, SERVER, Deployment, approved, decided, deployment, until
 
 pytestmark = pytest.mark.poc
@@ -67,6 +74,30 @@ class Attacked(Deployment):
             until(lambda log=log: log.exists() and "synced to parent" in log.read_text(), f"{hospital} did not start {id}")
         return id
 
+    def listens(self, participant: str) -> str:
+        """Where its parent process listens to its own jobs."""
+        return re.findall(r"created backbone internal listener for (\S+)", self.log(participant))[-1]
+
+    def strangers(self, job: str, stack: ExitStack) -> dict[tuple[str, str, str], Claimant]:
+        """Users of the machines of the server and of hospital-a, who claim each name there: with nothing, and with hospital-b's
+        certificate. By participant, name and certificate."""
+        files = {"client_cert": "client.crt", "client_key": "client.key", "ca_cert": "rootCA.pem"}
+        kits = {"nobody": {}, B: {name: str(self.kits / B / "startup" / file) for name, file in files.items()}}
+        claims = [(at, name) for at in (SERVER, A) for name in ("server", A, f"server.{job}", f"{A}.{job}")]
+        made = {}
+        for at, name in claims:
+            for person, credentials in kits.items():
+                url = self.listens(at) if credentials else self.listens(at).replace("stcp", "tcp")
+                made[at, name, person] = Claimant(name, url, credentials, stack)
+        return made
+
+    def turned_away(self, at: str, name: str, person: str) -> bool:
+        """Whether its audit file says so of this stranger; of those without a certificate, of any."""
+        said = "\n".join(self.refused(at))
+        if person == B:
+            return bool(re.search(rf"a connection that says it is {re.escape(name)} from 127.0.0.1:\d+ {B}: ", said))
+        return "without a valid certificate: WRONG_VERSION_NUMBER]" in said
+
     def again(self, without: str) -> None:
         """Everybody stops, a participant takes its gate out, and everybody starts."""
         self.session.close()
@@ -93,6 +124,7 @@ def federation(tmp_path_factory):
         shutil.copy(ROOT / "tests/support/hostile_site/attacker.py", made.kits / B / "local/custom")
         components(made.kits / B, lambda listed: [*listed, {"id": "x", "path": "attacker.Attacker", "args": {}}])
         components(made.kits / C, lambda listed: [c for c in listed if c["path"] != GATE["client"]])
+        (made.kits / C / "local/comm_config.json").write_text(json.dumps(COMMUNICATION))
         for hospital in PRESENT:
             decided(made.kits / hospital, bounds={"min_sites": 2})
         made.feddp(EXPORT.format(method="feddp", rounds=2) + " --calibration-epochs 1")
@@ -144,9 +176,13 @@ def guarded(federation):
     federation.attack([deletion(site, origin=origin) for site in (A, C) for origin in ("server", f"server.{SOME}", ABSENT)])
     seen["all"] = federation.attack(everything(C))
     seen["job"] = job = federation.submit("feddp")
-    seen["pushed"] = federation.attack([push(A, job), push(C, job)])
-    spoofed = [{**ending(job, "abort"), "stream": False, "origin": origin} for origin in ("server", f"{A}.{job}")]
-    seen["ended"] = federation.attack([ending(job, "handle_dead_job"), ending(job, "abort"), *spoofed])
+    with ExitStack() as stack:
+        seen["strangers"] = strangers = federation.strangers(job, stack)
+        seen["pushed"] = federation.attack([push(A, job), push(C, job)])
+        spoofed = [{**ending(job, "abort"), "stream": False, "origin": origin} for origin in ("server", f"{A}.{job}")]
+        seen["ended"] = federation.attack([ending(job, "handle_dead_job"), ending(job, "abort"), *spoofed])
+        # some lines may be left out of a minute; who is turned away tries again
+        until(lambda: all(federation.turned_away(*claim) for claim in strangers), "not every stranger was turned away")
     seen["status"] = federation.finished(job)["status"]
     seen["left"] = [(federation.kits / site / "feddp/of-a-run").exists() for site in (A, C)]
     return seen
@@ -176,6 +212,16 @@ def test_a_whole_feddp_run_goes_on_meanwhile(federation, guarded):
     assert results["sites"][A]["calibration"]["peers"] == 1
     audit = (federation.kits / C / guarded["job"] / "audit.log").read_text()
     assert f"site {C}: no gate protects {C}.{guarded['job']}, so the server can bypass the policy" in audit
+
+
+@pytest.mark.parametrize("at", [SERVER, A])
+def test_a_user_of_the_same_machine_is_nobody(federation, guarded, at):
+    """While the job ran to its end with the connections that it had: nobody's was closed for a stranger's."""
+    claimed = {key: stranger for key, stranger in guarded["strangers"].items() if key[0] == at}
+    assert len(claimed) == 8
+    assert {key: stranger.got for key, stranger in claimed.items() if stranger.got} == {}
+    assert all(federation.turned_away(*claim) for claim in claimed)
+    assert " is evicted for " not in federation.log(at)
 
 
 @pytest.fixture(scope="module")
@@ -213,3 +259,12 @@ def test_without_any_gate_all_of_it_succeeds(federation, bare):
     assert bare["pushed"][1] is not None
     # the abort's answer may come after the attacker's five seconds, and FLARE calls the job completed; its results are not
     assert not (federation.results(bare["job"]) / "results.json").exists(), "50 rounds were not over"
+
+
+def test_without_them_a_user_of_the_same_machine_is_the_server(federation, bare):
+    """The control, at hospital-c, without the gate and without TLS: what is meant for the server comes to whoever says so last,
+    with the hospital's token, and the server's own connection is closed."""
+    with ExitStack() as stack:
+        stranger = Claimant("server", federation.listens(C), {}, stack)
+        until(lambda: any(headers.get(CellMessageHeaderKeys.TOKEN) for headers in stranger.headers), "nothing came")
+    assert " is evicted for " in federation.log(C)

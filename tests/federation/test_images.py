@@ -165,6 +165,17 @@ def test_our_policy_outlives_it(kits, runtime):
     assert scope["task_result_filters"] == [{"path": "feddp.flare.filters.PrivateTensorGuard", "args": {}}]
 
 
+@pytest.mark.parametrize("runtime", ["docker", "kubernetes"])
+@pytest.mark.parametrize("name", [SERVER, HOSPITAL])
+def test_its_containers_too_connect_with_certificates(kits, runtime, name):
+    """Beside our settings of streams, and at a host of the containers' network, which is not the machine alone."""
+    before, after = (json.loads((kits / kind / name / "local/comm_config.json").read_text()) for kind in ("plain", runtime))
+    resources = after["internal"].pop("resources")
+    assert before["internal"].pop("resources") == {"host": "localhost", "connection_security": "mtls"}
+    assert (resources["connection_security"], resources["host"] == "localhost") == ("mtls", False)
+    assert before == after
+
+
 def test_it_deletes_a_hospitals_own_resources(kits, tmp_path):
     """FLARE 2.9's doing, which the docs warn of."""
     kit = Path(shutil.copytree(kits / "plain" / HOSPITAL, tmp_path / "kit"))
@@ -252,6 +263,11 @@ SECRET = {"x": {"source": "/x", "mount_path": "/usr/local/lib/python3.11"}}
         ("resources.json.default", launcher(default_python_path="/data/python"), "starts jobs with '/data/python'"),
         ("resources.json.default", launcher(default_job_env={"LD_PRELOAD": "/x.so"}), "gives containers LD_PRELOAD, which"),
         ("comm_config.json", lambda c: c.update(comm_driver_path="/data"), "has comm_driver_path, which no kit has"),
+        (
+            "comm_config.json",
+            lambda c: c["internal"]["resources"].update(connection_security="clear"),
+            "(`internal` is 'tcp with connection_security clear'). Prepare the kit again with `nvflare deploy prepare`",
+        ),
         ("privacy.json", lambda p: p["scopes"][0]["properties"].update(data="/data/site"), "does not mount /data/site"),
         ("privacy.json", lambda p: p["scopes"][0].pop("task_result_filters"), "does not apply the guard"),
         (

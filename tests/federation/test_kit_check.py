@@ -5,15 +5,20 @@ import base64
 import json
 import os
 import shutil
+import socket
+import ssl
 import stat
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, x25519
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import ExtendedKeyUsageOID
 from nvflare.apis.fl_constant import ConfigVarName
 from nvflare.fuel.utils.config_factory import ConfigFactory
 from nvflare.lighter.impl.cert import _CertState
@@ -21,7 +26,7 @@ from typer.testing import CliRunner
 
 from feddp.cli import app
 from feddp.errors import FedDPError
-from feddp.flare.configuration import COMMUNICATION
+from feddp.flare.configuration import COMMUNICATION, INTERNAL
 from feddp.flare.policy import SitePolicy
 from feddp.kit.check import check
 from feddp.kit.effective import effective
@@ -33,6 +38,7 @@ from feddp.sealing.kit import AGAIN, Kit
 from feddp.sealing.kit_certificates import certificate_problems
 from support import ROOT
 from support.certificates import PROJECT, Office, put, signed
+from support.tls import mutual
 
 pytestmark = pytest.mark.tools
 
@@ -263,10 +269,6 @@ UPDATE = "feddp.flare.update_privacy.UpdatePrivacy"
 BUILDS = {"path": UPDATE, "args": {"mechanism": {"path": "os.mkdir", "args": {"path": "/x"}}}}
 
 
-def listening(host):
-    return {"scheme": "tcp", "resources": {"host": host, "port": 8102, "connection_security": "clear"}}
-
-
 def _component(**entry):
     return lambda r: r["components"].append({"id": "x", **entry})
 
@@ -312,8 +314,6 @@ def _filter(entry, chain="task_result_filters"):
             lambda c: c["handlers"]["logFileHandler"].update(filename="secrets.py"),
             "'secrets.py', which is no",
         ),
-        ("comm_config.json", lambda c: c.update(internal=listening("0.0.0.0")), "makes its jobs connect at '0.0.0.0'"),
-        ("comm_config.json", lambda c: c.update(internal=listening("elsewhere.example")), "connect at 'elsewhere.example'"),
         ("log_config.json", lambda c: c["filters"].update(a={"()": "os.mkdir"}), "names 'os.mkdir'"),
     ],
 )
@@ -327,15 +327,44 @@ def test_settings_of_flares_communication_pass(kit):
     path = kit / "local/comm_config.json"
     edit(path, lambda c: c.update(max_message_size=1_000_000, allow_adhoc_conns=False))
     assert check(kit, offline=True)[1] == []
-    edit(path, lambda c: c.update(internal=listening("localhost")))
+    edit(path, lambda c: c["internal"]["resources"].update(host="127.0.0.1", port=8102))
     assert check(kit, offline=True)[1] == []
+
+
+OTHERS = "lets other users of this machine claim to be its own processes"
+
+
+@pytest.mark.parametrize("name", ["hospital-a", SERVER])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda c: c.pop("internal"), OTHERS),  # FLARE's default has no TLS
+        (lambda c: c.update(internal="tcp"), OTHERS),
+        (lambda c: c["internal"].pop("resources"), OTHERS),
+        (lambda c: c["internal"]["resources"].pop("connection_security"), OTHERS),
+        (lambda c: c["internal"]["resources"].update(connection_security="clear"), OTHERS),
+        (lambda c: c["internal"]["resources"].update(connection_security="tls"), OTHERS),  # who connects shows no certificate
+        (lambda c: c["internal"].update(scheme="grpc"), OTHERS),  # nor does who listens
+        (lambda c: c["internal"]["resources"].update(host="0.0.0.0"), "makes its jobs connect at '0.0.0.0'"),
+        (lambda c: c["internal"]["resources"].update(host="elsewhere.example"), "connect at 'elsewhere.example'"),
+    ],
+)
+def test_processes_of_one_machine_prove_themselves_to_each_other(copy, name, change, words):
+    kit = copy(name)
+    path = kit / "local/comm_config.json"
+    assert check(kit, offline=True)[1] == [], "the control"
+    edit(path, lambda c: (change(c), c)[1])
+    problem = next(line for line in said(kit) if words in line)
+    assert problem.startswith(f"{path}: ")
+    assert problem.endswith(f'Write "internal": {json.dumps(INTERNAL)} into it.')
 
 
 @pytest.mark.parametrize("key", COMMUNICATION)
 def test_settings_with_which_a_slow_line_stands_still_are_refused(kit, key):
     """Those of `feddp.flare.configuration.COMMUNICATION`, each changed and each left out; FLARE's own are others."""
     path = kit / "local/comm_config.json"
-    without = {name: value for name, value in COMMUNICATION.items() if name != key}
+    without = json.loads(path.read_text())
+    del without[key]
     for content in ({**without, key: 7}, without):
         path.write_text(json.dumps(content))
         (problem,) = said(kit)
@@ -343,13 +372,12 @@ def test_settings_with_which_a_slow_line_stands_still_are_refused(kit, key):
         assert f'Write "{key}": {json.dumps(COMMUNICATION[key])} into it.' in problem
 
 
-def test_a_kit_without_settings_of_streams_is_told_all_of_them(kit):
+def test_a_kit_without_settings_of_communication_is_told_all_of_them(kit):
     """One of an earlier version."""
     path = kit / "local/comm_config.json"
     path.unlink()
-    (problem,) = said(kit)
-    written = problem.partition("Write ")[2].removesuffix(" into it.")
-    path.write_text("{" + written + "}")
+    written = [problem.partition("Write ")[2].removesuffix(" into it.") for problem in said(kit)]
+    path.write_text("{" + ", ".join(written) + "}")
     assert check(kit, offline=True)[1] == []
 
 
@@ -537,6 +565,41 @@ def test_a_key_that_makes_no_tls_connection_is_named(kit):
     assert certificate_problems(Kit.open(kit)) == []
     (problem,) = here_problems(Kit.open(kit))[0]
     assert "makes no TLS connection with this kit's certificate" in str(problem)
+
+
+@pytest.mark.parametrize(
+    ("uses", "lacks"),
+    [
+        ([], ""),
+        (["CLIENT_AUTH", "SERVER_AUTH"], ""),
+        (["CLIENT_AUTH"], "serverAuth"),
+        (["SERVER_AUTH"], "clientAuth"),
+        (["CODE_SIGNING"], "serverAuth and clientAuth"),
+        (["ANY_EXTENDED_KEY_USAGE"], "serverAuth and clientAuth"),  # OpenSSL takes it for neither
+    ],
+)
+def test_a_certificate_that_does_not_serve_between_a_sites_processes_is_named(kit, uses, lacks):
+    """TLS, with FLARE's contexts, is asked too: a parent listens with the certificate with which its jobs connect."""
+    office, key = Office(), ec.generate_private_key(ec.SECP256R1())
+    made = signed("hospital-a", PROJECT, key, office.key, uses=[getattr(ExtendedKeyUsageOID, use) for use in uses])
+    for name, values in {"rootCA.pem": {"certificate": office.root}, "client.crt": {"certificate": made}}.items():
+        put(kit / "startup" / name, **values)
+    put(kit / "startup/client.key", key=key)
+    problems = [str(problem) for problem in certificate_problems(Kit.open(kit))]
+    assert [f"may not be used for {lacks}, so" in problem for problem in problems] == [True] * bool(lacks)
+    ends, errors = socket.socketpair(), []
+
+    def connect(end, purpose, server_side):
+        with suppress(OSError), mutual(kit, kit, purpose).wrap_socket(end, server_side=server_side) as made:
+            made.sendall(b"x")
+            errors.append(made.recv(1) != b"x")
+
+    other = threading.Thread(target=connect, args=(ends[0], ssl.Purpose.CLIENT_AUTH, True))
+    other.start()
+    connect(ends[1], ssl.Purpose.SERVER_AUTH, False)
+    ends[1].close()
+    other.join()
+    assert (errors == [False, False]) is not bool(lacks)
 
 
 @pytest.mark.parametrize("name", ["my kits", "a'b", "c#d", "e*"])

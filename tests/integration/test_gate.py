@@ -416,15 +416,29 @@ def test_who_is_refused_is_in_the_audit_file_by_name_and_no_value(federation, ki
     assert "SECRET" not in federation.audit.read_text()
 
 
-def test_a_process_of_the_same_machine_is_not_the_server(federation, kit):
-    """A site listens to its own jobs without TLS: who connects there has no certificate, whatever it calls itself."""
-    SiteGate()
-    federation.site(A, kit)
-    for person in ("", None):
-        federation.hand(A, "admin", "admin", AdminMessage("train.check_status", ""), origin=SERVER, person=person)
-    line, *more = federation.lines()
-    assert f"admin/admin from {SERVER} over {SERVER} -: {SERVER} may not send to this site]" in line
-    assert "may not send to this site" not in "".join(more), "the control"
+@GATED
+@pytest.mark.parametrize("person", ["", "N/A", B], ids=["no certificate", "one that FLARE does not see", "another hospital's"])
+@pytest.mark.parametrize(
+    ("to", "claimed", "channel", "topic"),
+    [
+        (A, SERVER, "admin", "admin"),
+        (A, A_JOB, "admin", "train.notify_job_status"),
+        (A_JOB, A, "client_command", "abort"),
+        (SERVER, SERVER_JOB, "server_parent_listener", "get_clients"),
+    ],
+)
+def test_whoever_connects_on_the_same_machine_proves_its_name(federation, kit, gated, person, to, claimed, channel, topic):
+    """Should a connection have got the name of the server, of a parent or of a job, what comes over it is refused still."""
+    gated and (ServerGate if to == SERVER else SiteGate)()
+    reached = heard(federation.cell(to), channel)
+    request = AdminMessage("train.notify_job_status" if claimed == A_JOB else "train.check_status", "")
+    request.set_header("job_id", JOB)
+    federation.hand(to, channel, topic, request, origin=claimed, person=person)
+    assert reached == [topic] * (not gated)
+    said = f"over {claimed} {person or '-'}: {person or '-'} is not the certificate of {claimed}]"
+    assert [said in line for line in federation.lines()] == [True] * gated
+    federation.hand(to, channel, topic, request, origin=claimed)
+    assert reached == [topic] * (2 - gated), "the control"
 
 
 def test_a_flood_of_refusals_does_not_fill_the_disk(federation):
@@ -586,7 +600,7 @@ def test_of_a_running_job_a_site_gets_its_tasks_and_nothing_else(federation, gat
     passes = not gated or (channel, topic) in FROM_SITES
     federation.stream(SERVER, channel, topic, {}, **of)
     assert sent == [SERVER_JOB] * passes
-    federation.stream(SERVER_JOB, channel, topic, {}, **(of | {"by": SERVER}))
+    federation.stream(SERVER_JOB, channel, topic, {}, **(of | {"by": SERVER, "person": None}))
     assert soon(lambda: reached == [topic]) if passes else not reached
 
 

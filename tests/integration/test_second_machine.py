@@ -7,7 +7,6 @@ from contextlib import ExitStack, closing
 from types import SimpleNamespace
 
 import pytest
-from nvflare.fuel.f3.comm_error import CommError
 from nvflare.fuel.f3.connection import ConnState
 from nvflare.fuel.f3.drivers.connector_info import Mode
 from nvflare.fuel.f3.drivers.socket_conn import SocketConnection
@@ -16,17 +15,16 @@ from nvflare.fuel.f3.sfm.sfm_conn import SfmConnection
 from nvflare.fuel.f3.sfm.sfm_endpoint import SfmEndpoint
 
 from feddp.flare import second_machine
-from feddp.flare.gate import ServerGate, SiteGate
-from feddp.flare.second_machine import OFTEN, SHORT, SecondMachine
+from feddp.flare.arrival import Refused
+from feddp.flare.gate import SiteGate
+from feddp.flare.second_machine import OFTEN, SHORT, SecondMachine, require_first
 from support.gated import SERVER, A, B, in_process
 
 
 @pytest.fixture
-def server(monkeypatch, tmp_path):
-    """FLARE's endpoint of a site at a server's process, which has its gate."""
-    with in_process(monkeypatch, tmp_path):
-        ServerGate()
-        yield SfmEndpoint(Endpoint(A))
+def server():
+    """FLARE's endpoint of a site at a server's process."""
+    return SfmEndpoint(Endpoint(A))
 
 
 @pytest.fixture
@@ -46,14 +44,13 @@ def connected():
 
 
 def test_a_second_machine_is_refused_while_the_first_one_lives(server, connected):
-    (first, former_end), (second, its_end) = connected(), connected()
+    """Over connections of FLARE's, closed and audited too: test_neighbours.py."""
+    (first, former_end), (second, _) = connected(), connected()
+    require_first(None, first.conn)
     server.add_connection(first)
-    held, refused = (re.escape("{}:{}".format(*end.getsockname())) for end in (former_end, its_end))
-    with pytest.raises(CommError, match=f"{A} is refused from {refused}: it is connected from {held}. .* two machines"):
-        server.add_connection(second)
-    assert server.connections == [first]
-    assert not first.conn.closing
-    assert its_end.recv(1) == b""
+    held = re.escape("{}:{}".format(*former_end.getsockname()))
+    with pytest.raises(Refused, match=f"it is connected from {held}. .* two machines"):
+        require_first(server, second.conn)
 
 
 def test_a_dead_connection_makes_way(server, connected, monkeypatch):
@@ -61,8 +58,7 @@ def test_a_dead_connection_makes_way(server, connected, monkeypatch):
     monkeypatch.setattr(second_machine, "LIVES", 0.0)
     (first, _), (second, _) = connected(), connected()
     server.add_connection(first)
-    server.add_connection(second)
-    assert server.connections == [second]
+    require_first(server, second.conn)
 
 
 def test_a_closed_connection_makes_way(server, connected):
@@ -70,15 +66,13 @@ def test_a_closed_connection_makes_way(server, connected):
     (first, its_end), (second, _) = connected(), connected()
     server.add_connection(first)
     its_end.close()
-    server.add_connection(second)
-    assert server.connections == [second]
+    require_first(server, second.conn)
 
 
 def test_who_connects_replaces_its_own_connection(server, connected):
     first, second = (connected(Mode.ACTIVE)[0] for _ in range(2))
     server.add_connection(first)
-    server.add_connection(second)
-    assert server.connections == [second]
+    require_first(server, second.conn)
 
 
 class Site:

@@ -55,12 +55,14 @@ def self_signed(name: str):
     return key, signed(name, name, key, key)
 
 
-def signed(name: str, issuer: str, key, by, days: tuple[int, int] = (-1, 1)):
-    """A certificate for `key`, valid between two numbers of days from now."""
+def signed(name: str, issuer: str, key, by, days: tuple[int, int] = (-1, 1), uses=()):
+    """A certificate for `key`, valid between two numbers of days from now, for all uses or those named."""
     now = datetime.now(timezone.utc)
     subject, of = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, n)]) for n in (name, issuer))
     builder = x509.CertificateBuilder(of, subject, key.public_key(), x509.random_serial_number())
     builder = builder.not_valid_before(now + timedelta(days[0])).not_valid_after(now + timedelta(days[1]))
+    if uses:
+        builder = builder.add_extension(x509.ExtendedKeyUsage(uses), critical=False)
     return builder.sign(by, hashes.SHA256())
 
 

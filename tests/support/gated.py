@@ -15,11 +15,12 @@ from nvflare.apis.utils.decomposers import flare_decomposers
 from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, MessageType
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.cellnet.net_manager import NetManager
 from nvflare.fuel.f3.cellnet.utils import encode_payload
+from nvflare.fuel.f3.drivers.tcp_driver import TcpStreamServer
 from nvflare.fuel.f3.endpoint import Endpoint
 from nvflare.fuel.f3.message import Message
-from nvflare.fuel.f3.sfm.sfm_endpoint import SfmEndpoint
 from nvflare.fuel.f3.stats_pool import StatsPoolManager
 from nvflare.fuel.f3.streaming.byte_receiver import RxTask
 from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamDataType, StreamHeaderKey
@@ -36,6 +37,7 @@ from nvflare.private.fed.client.client_req_processors import ClientRequestProces
 from nvflare.private.fed.server.fed_server import FederatedServer
 
 SERVER, A, B, CONSOLE = "server", "hospital-a", "hospital-b", "_admin_" + str(uuid.UUID(int=7, version=4))
+PERSON = "server.example.org"  # the server's certificate
 JOB, OTHER = str(uuid.UUID(int=1, version=4)), str(uuid.UUID(int=2, version=4))
 
 
@@ -46,7 +48,9 @@ class Federation:
         self.audit, self.cells, self._streams = audit, {}, iter(range(1000, 10**6))
 
     def cell(self, name: str) -> Cell:
-        cell = Cell(fqcn=name, root_url="tcp://localhost:1", secure=False, credentials={}, parent_url="tcp://localhost:2")
+        certificates = {FQCN.get_root(name): FQCN.get_root(name), SERVER: PERSON}  # as FLARE reads them from a kit
+        urls = {"root_url": "tcp://localhost:1", "parent_url": "tcp://localhost:2"}
+        cell = Cell(fqcn=name, secure=False, credentials={}, auth_identity_map=certificates, **urls)
         cell.core_cell.running = True  # it sends to its neighbours in this process; no socket is opened
         self.cells[name] = cell
         return cell
@@ -60,8 +64,8 @@ class Federation:
         return cell
 
     def hand(self, to: str, channel: str, topic: str, payload=None, origin=SERVER, by=None, person=None, **headers) -> None:
-        """A message of `origin`, handed to the cell `to` by its neighbour `by`, with the certificate of `person`: the server's
-        own where it is the server and nobody is named."""
+        """A message of `origin`, handed to the cell `to` by its neighbour `by`, with the certificate of `person`, by default
+        the neighbour's own."""
         kind = headers.pop("kind", MessageType.REQ)
         said = {
             MessageHeaderKey.MSG_TYPE: kind,
@@ -74,7 +78,9 @@ class Federation:
         encode_payload(message)
         message.payload = as_bytes(message.payload)
         message.add_headers(headers)
-        person = "server.example.org" if person is None and (by or origin) == SERVER else person
+        if person is None:
+            root = FQCN.get_root(by or origin)
+            person = PERSON if root == SERVER else root
         connection = SimpleNamespace(get_conn_properties=lambda: {"peer_cn": person} if person else {})
         self.cells[to].core_cell.process_message(Endpoint(by or origin), connection, CoreCell.APP_ID, message)
 
@@ -141,7 +147,8 @@ def in_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Fede
     monkeypatch.setattr(RxTask, "rx_task_map", {})
     monkeypatch.setattr(StatsPoolManager, "pools", {})
     monkeypatch.setattr(NetManager, "get_spec", NetManager.get_spec)
-    monkeypatch.setattr(SfmEndpoint, "add_connection", SfmEndpoint.add_connection)
+    for name in ("server_activate", "finish_request"):
+        monkeypatch.setattr(TcpStreamServer, name, getattr(TcpStreamServer, name))
     monkeypatch.setattr(FederatedServer, "authentication_check", FederatedServer.authentication_check)
     monkeypatch.setattr(DatumManager, "add_datum", DatumManager.add_datum)
     monkeypatch.setattr(lobs, "get_datum_dir", lobs.get_datum_dir)

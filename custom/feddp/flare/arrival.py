@@ -30,8 +30,8 @@ class Arrival:
     """The claims of a message's headers and the identity that its connection proves.
 
     `channel` and `topic` are the stream's if the message is a frame of a stream (`stream`). `origin` and `destination` are
-    claims of the sender. `endpoint` is the neighbouring cell, `person` the common name of its certificate; FLARE's mTLS has
-    compared the two.
+    claims of the sender. `endpoint` is the neighbouring cell, `person` the common name of its certificate; `neighbours`
+    compares the two.
     """
 
     kind: str

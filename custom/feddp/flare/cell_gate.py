@@ -17,6 +17,8 @@ from feddp.flare import cells
 from feddp.flare.arrival import Arrival, Refused, shown
 from feddp.flare.audit import Refusals, plain_lines
 from feddp.flare.dead_connections import close_dead_connections
+from feddp.flare.handshakes import handshake_apart
+from feddp.flare.neighbours import Neighbours
 from feddp.flare.streams import by_progress
 from feddp.flare.wire import holds_no_files, no_files
 
@@ -47,6 +49,7 @@ class Gate(FLComponent):
         plain_lines()
         close_dead_connections()  # here: every process with cells has a gate, built before FLARE's drivers
         self.refusals = Refusals()
+        handshake_apart(self._without_certificate)
         for cell in list(CoreCell.ALL_CELLS.values()):
             self._guard(cell)
         make = CoreCell.__init__
@@ -71,6 +74,7 @@ class Gate(FLComponent):
         if self.covers(name) and not isinstance(cell.in_filter_reg, First):
             cell.in_filter_reg = First(Callback(self._arrived, (cell,), {}), cell.in_filter_reg)
             cell.in_req_filter_reg = First(Callback(self._decoded, (cell,), {}), cell.in_req_filter_reg)
+            Neighbours(cell, refused=self._note, turned_away=self._turned_away)
 
     def _arrived(self, message: Message, cell: CoreCell) -> Message | None:
         """FLARE's filter for incoming messages: a returned message stops the incoming one. An exception would do the same."""
@@ -95,6 +99,14 @@ class Gate(FLComponent):
         job = cells.split(cell.get_fqcn())[1] if cell else ""
         self.refusals.add(job, origin, f"{where} {inside}from {origin} over {via}: {why}")
 
+    def _turned_away(self, cell: CoreCell, name: str, why: str) -> None:
+        """Writes an audit line about a connection that claims a name which is not its own."""
+        self.refusals.add(cells.split(cell.get_fqcn())[1], shown(name), f"a connection that says it is {shown(name)} {why}")
+
+    def _without_certificate(self, address: str, why: str) -> None:
+        """Writes an audit line about a connection without a certificate of the project."""
+        self.refusals.add("", "-", f"a connection from {shown(address)} without a valid certificate: {why}")
+
     def _decoded(self, message: Message, cell: CoreCell) -> Message | None:
         """FLARE's filter for decoded requests; only the sites' gate checks them."""
         return None
@@ -111,4 +123,5 @@ def require_gate(site: str) -> None:
 
 
 def _is_guarded(cell: CoreCell) -> bool:
-    return isinstance(cell.in_filter_reg, First) and isinstance(cell.in_req_filter_reg, First)
+    filtered = isinstance(cell.in_filter_reg, First) and isinstance(cell.in_req_filter_reg, First)
+    return filtered and Neighbours.of(cell) is not None

@@ -44,6 +44,9 @@ COMMUNICATION = {
     "streaming_send_timeout": STALLED,  # of FLARE's tcp driver, for which a line that is down is a full buffer
     "streaming_ack_wait": 24 * 3600,  # until the window has room, however slowly that comes
 }
+# FLARE's setting of the connections between a participant's own processes, in the same file: without it they have no TLS, and
+# any user of the machine can claim to be the server, a site or a job (`feddp.flare.neighbours`)
+INTERNAL = {"scheme": "tcp", "resources": {"host": "localhost", "connection_security": "mtls"}}
 # FLARE's settings of a job's transport, the same at both ends
 TRANSPORT = {
     # tensors travel in parts of about this size, requested one after another; a part is held in memory while it travels

@@ -29,7 +29,8 @@ from feddp.flare.cell_gate import Gate
 from feddp.flare.cells import SERVER
 from feddp.flare.claimed import only_own_name
 from feddp.flare.documents import require_document
-from feddp.flare.second_machine import SecondMachine, keep_first_machine
+from feddp.flare.neighbours import require_proved
+from feddp.flare.second_machine import SecondMachine
 
 
 class SiteGate(Gate):
@@ -46,7 +47,7 @@ class SiteGate(Gate):
     def judge(self, cell: CoreCell, message: Message, arrival: Arrival) -> None:
         me = cell.get_fqcn()
         site, job = cells.split(me)
-        sender = self._sender(me, site, job, arrival)
+        sender = self._sender(cell, site, job, arrival)
         if arrival.destination != me:
             self._forwards(site, job, sender, arrival)
             return
@@ -57,16 +58,16 @@ class SiteGate(Gate):
         require_awaited(cell, message, arrival)
 
     @staticmethod
-    def _sender(me: str, site: str, job: str, arrival: Arrival) -> str:
+    def _sender(cell: CoreCell, site: str, job: str, arrival: Arrival) -> str:
         """Returns which accepted sender sent the message; refuses all others, also if an accepted cell forwards the message."""
-        origin, endpoint = arrival.origin, arrival.endpoint
+        me, origin, endpoint = cell.get_fqcn(), arrival.origin, arrival.endpoint
+        require_proved(cell, arrival)
         if origin == endpoint:
             if job and origin == site:
                 return cells.PARENT
             if not job and origin != me and cells.split(origin)[0] == site:
                 return cells.BOOTSTRAP if cells.is_bootstrap(origin) else cells.CHILD
-        # the server needs its certificate, because a site also listens to its own machine without TLS; or via the parent
-        if (endpoint == SERVER and arrival.person) or endpoint == FQCN.get_parent(me):
+        if endpoint in (SERVER, FQCN.get_parent(me)):  # the server itself, or the own parent, which forwards what it says
             if origin == SERVER:
                 return cells.SERVER
             if origin == f"{SERVER}.{job}" or (not job and cells.split(origin)[0] == SERVER):
@@ -124,7 +125,7 @@ class SiteGate(Gate):
 
 
 class ServerGate(Gate):
-    """The server's gate. It identifies a sender by the neighbouring cell; FLARE's mTLS has checked its name and certificate.
+    """The server's gate. It identifies a sender by the neighbouring cell, whose certificate its connection has shown.
 
     Passes `cells.AT_SERVER` at the parent process, `AT_SERVER_JOB` at a job's process. No message goes from client to client.
 
@@ -136,7 +137,6 @@ class ServerGate(Gate):
     def __init__(self) -> None:
         super().__init__()
         NetManager.get_spec = _no_commands
-        keep_first_machine()
         from nvflare.private.fed.server.fed_server import FederatedServer  # not above: a site's processes read this file too
 
         def refused(server: Any, request: Message, why: str) -> None:
@@ -152,6 +152,7 @@ class ServerGate(Gate):
         _, job = cells.split(me)
         if arrival.endpoint == me:  # itself
             return
+        require_proved(cell, arrival)
         sender = self._of_job(job, arrival) if job else self._of_parent(arrival)
         to = cells.split(arrival.destination)
         if arrival.destination != me:
@@ -172,12 +173,12 @@ class ServerGate(Gate):
         """Returns who sent a message to the server's parent process. A site's cells may send for their site only."""
         origin, endpoint = arrival.origin, arrival.endpoint
         if is_valid_admin_client_name(endpoint):
-            if origin == endpoint and arrival.person:
+            if origin == endpoint:
                 return cells.CONSOLE
         elif FQCN.get_root(endpoint) == SERVER:
             if origin == endpoint and cells.split(origin)[1]:
                 return cells.BOOTSTRAP if cells.is_bootstrap(origin) else cells.CHILD
-        elif arrival.person == FQCN.get_root(endpoint) == FQCN.get_root(origin):
+        elif FQCN.get_root(endpoint) == FQCN.get_root(origin):
             return cells.SITE_JOB if cells.split(origin)[1] else cells.SITE
         raise Refused(f"{shown(endpoint)} may not send for {shown(origin)}")
 

@@ -1,22 +1,20 @@
-"""A kit runs on one machine: while the connection of a name lives, the server takes no second one of that name.
+"""A kit runs on one machine: while the connection of a name lives, no cell takes a second one of that name.
 
-FLARE's server takes the newest connection and closes the one before it. If the same kit ran on two machines, each would close
-the other's connection for ever, and only the server's log would name it.
+FLARE takes the newest connection and closes the one before it. If the same kit ran on two machines, each would close the
+other's connection for ever, and only the server's log would name it.
 """
 
-import functools
 import logging
 import time
 from collections.abc import Callable
 
-from nvflare.fuel.f3.comm_error import CommError
 from nvflare.fuel.f3.connection import Connection
 from nvflare.fuel.f3.drivers.connector_info import Mode
 from nvflare.fuel.f3.drivers.driver_params import DriverParams
 from nvflare.fuel.f3.endpoint import Endpoint, EndpointMonitor, EndpointState
-from nvflare.fuel.f3.sfm.sfm_conn import SfmConnection
 from nvflare.fuel.f3.sfm.sfm_endpoint import SfmEndpoint
 
+from feddp.flare.arrival import Refused
 from feddp.flare.cells import SERVER
 from feddp.flare.dead_connections import answers
 
@@ -28,28 +26,14 @@ LIVES = 15.0
 SHORT, OFTEN, SELDOM = 15.0, 5, 100
 
 
-def keep_first_machine() -> None:
-    """Makes this process, a server's, refuse a connection of a name whose earlier one lives; a dead one makes way as before."""
-    add = SfmEndpoint.add_connection
-    if hasattr(add, "__wrapped__"):  # it is done
-        return
-
-    @functools.wraps(add)
-    def added(endpoint: SfmEndpoint, new: SfmConnection) -> None:
-        living = [held.conn for held in endpoint.connections if answers(held.conn, LIVES)]
-        if living and new.conn.connector.mode == Mode.PASSIVE:
-            new.conn.close()
-            raise CommError(
-                CommError.CLOSED,
-                f"{endpoint.endpoint.name} is refused from {_peer(new.conn)}: it is connected from {_peer(living[0])}."
-                " If its kit runs on two machines, one of them must stop",
-            )
-        add(endpoint, new)
-
-    SfmEndpoint.add_connection = added
+def require_first(held: SfmEndpoint | None, new: Connection) -> None:
+    """Raises Refused if another cell has connected under the name before and its connection lives; a dead one makes way."""
+    living = [one.conn for one in held.connections if answers(one.conn, LIVES)] if held else []
+    if living and new.connector.mode == Mode.PASSIVE:
+        raise Refused(f"it is connected from {peer(living[0])}. If its kit runs on two machines, one of them must stop")
 
 
-def _peer(connection: Connection) -> str:
+def peer(connection: Connection) -> str:
     """Returns the address of the connection's other end; FLARE's log takes a connection's own text out of a message."""
     return str(connection.get_conn_properties().get(DriverParams.PEER_ADDR.value))
 

@@ -4,18 +4,21 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from nvflare.apis.fl_constant import ConnectionSecurity
 from nvflare.lighter.constants import ProvFileName
 from nvflare.security.security import COMMAND_CATEGORIES
 
 from feddp.errors import BadFile, Problem
-from feddp.flare.configuration import COMMUNICATION, SERVER_CLASSES, SITE_CLASSES
+from feddp.flare.configuration import COMMUNICATION, INTERNAL, SERVER_CLASSES, SITE_CLASSES
 from feddp.kit.components import component_problems
-from feddp.kit.containers import Containers
+from feddp.kit.containers import Containers, runtime
 from feddp.kit.privacy import privacy_problems
 from feddp.kit.settings import setting_problems, variable_problems
 from feddp.provision import NOBODY
+from feddp.reading import shown
 from feddp.sealing.kit import ADMIN, CLIENT, SERVER, Kit, read_json
 
+HERE = ("localhost", "127.0.0.1")
 REVIEWED = {SERVER: frozenset(SERVER_CLASSES.values()), CLIENT: frozenset(SITE_CLASSES.values())}
 
 
@@ -23,7 +26,7 @@ def policy_problems(kit: Kit) -> list[Problem]:
     """Returns every deviation of a kit from the minimum, and the problems of a site's data folder."""
     rules = [setting_problems, variable_problems]
     if kit.kind != ADMIN:  # FLARE reads no policy from a person's kit
-        rules += [_resources, component_problems, _streams, _authorization, _signatures, _containers]
+        rules += [_resources, component_problems, _communication, _authorization, _signatures, _containers]
     if kit.kind == CLIENT:
         rules.append(privacy_problems)
     problems: list[Problem] = []
@@ -56,16 +59,35 @@ def _resources(kit: Kit) -> list[Problem]:
     return problems
 
 
-def _streams(kit: Kit) -> list[Problem]:
-    """Checks FLARE's settings of its streams: with its own, no network gets through a line of 5 Mbit/s."""
+def _communication(kit: Kit) -> list[Problem]:
+    """Checks FLARE's settings of its streams and of the connections between the participant's own processes: with FLARE's own,
+    no network gets through a line of 5 Mbit/s, and any user of the machine can claim to be the server, a site or a job."""
     path = kit.folder / "local" / ProvFileName.COMM_CONFIG
     content = read_json(path) if path.exists() else {}
-    lacking = {key: value for key, value in COMMUNICATION.items() if content.get(key) != value}
-    if not lacking:
-        return []
-    return [
-        Problem(path, "lacks settings of FLARE's streams that a slow line needs", f"Write {json.dumps(lacking)[1:-1]} into it")
-    ]
+    problems = []
+    if lacking := {key: value for key, value in COMMUNICATION.items() if content.get(key) != value}:
+        problems.append(Problem(path, "lacks settings of FLARE's streams that a slow line needs", _write(lacking)))
+    if why := _own_connections(content.get("internal"), contained=runtime(kit) is not None):
+        remedy = "Prepare the kit again with `nvflare deploy prepare`" if runtime(kit) else _write({"internal": INTERNAL})
+        problems.append(Problem(path, why, remedy))
+    return problems
+
+
+def _own_connections(internal: Any, contained: bool) -> str:
+    """Returns what is wrong with the connections between a participant's processes; containers have hosts of their own."""
+    resources = internal.get("resources") if isinstance(internal, Mapping) else None
+    given = resources if isinstance(resources, Mapping) else {}
+    scheme = internal.get("scheme") if isinstance(internal, Mapping) else None
+    if given.get("connection_security") != ConnectionSecurity.MTLS or scheme != INTERNAL["scheme"]:
+        how = f"{scheme} with connection_security {given.get('connection_security')}"
+        return f"lets other users of this machine claim to be its own processes (`internal` is {shown(how)})"
+    if given.get("host") not in HERE and not contained:
+        return f"makes its jobs connect at {shown(given.get('host'))}, which other machines can reach too"
+    return ""
+
+
+def _write(settings: Mapping[str, Any]) -> str:
+    return f"Write {json.dumps(settings)[1:-1]} into it"
 
 
 def _authorization(kit: Kit) -> list[Problem]:

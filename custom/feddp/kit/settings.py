@@ -5,7 +5,6 @@ calls the names in its configuration. Therefore this check looks only at the for
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from nvflare.fuel.f3.comm_config import VarName
 from nvflare.fuel.utils.log_utils import default_log_dict
 
 from feddp.errors import Problem
-from feddp.kit.containers import runtime
 from feddp.kit.templates import Section, deviations, shape
 from feddp.sealing.kit import ADMIN, CLIENT, SERVER, Kit, read_json
 
@@ -24,8 +22,6 @@ RESOURCES = {
 }
 POLICIES = ("class_list_enforcement_mode", "class_allow_list", "allow_log_streaming")  # `kit.minimum` checks them
 BUILT = ("components", "snapshot_persistor", "app_validator")  # FLARE builds objects from them; `kit.components` checks them
-SCHEMES = ("tcp", "grpc", "http")
-HERE = ("localhost", "127.0.0.1")
 _COMMUNICATION = {name for key, name in vars(VarName).items() if key.isupper()} - {VarName.COMM_DRIVER_PATH}
 
 
@@ -44,8 +40,7 @@ def setting_problems(kit: Kit) -> list[Problem]:
         form = {key: value for key, value in shape(section).items() if key not in (*POLICIES, *BUILT)}
         problems += [Problem(path, what, "Remove it") for what in deviations(content, form, exact=False)]
     logs = dict.fromkeys(("log_config.json", "log_config.json.default"), _logging)
-    communication = partial(_communication, contained=runtime(kit) is not None)
-    rules: dict[str, Callable[[dict[str, Any]], Iterable[str]]] = {"comm_config.json": communication, **logs}
+    rules: dict[str, Callable[[dict[str, Any]], Iterable[str]]] = {"comm_config.json": _communication, **logs}
     for name, rule in rules.items():
         path = kit.folder / "local" / name
         if path.exists():
@@ -75,20 +70,13 @@ def _expanded(content: Any) -> Iterator[str]:
         yield repr(content)
 
 
-def _communication(content: dict[str, Any], contained: bool) -> Iterator[str]:
-    """Checks FLARE's communication: only its own drivers, and no connections that bypass the server."""
+def _communication(content: dict[str, Any]) -> Iterator[str]:
+    """Checks FLARE's communication: only its own drivers, and no connections that bypass the server. `kit.minimum` checks the
+    values that every kit has."""
     form = dict.fromkeys(_COMMUNICATION, "any") | shape(Section.COMM_CONFIG)
     yield from deviations(content, form, exact=False)
     if content.get(VarName.ALLOW_ADHOC_CONNS, False) is not False:
         yield f"has {VarName.ALLOW_ADHOC_CONNS}: others could connect to this participant without the server"
-    internal = content.get("internal")
-    scheme = internal.get("scheme", SCHEMES[0]) if isinstance(internal, dict) else SCHEMES[0]
-    if scheme not in SCHEMES:
-        yield f"has the scheme {scheme!r}; allowed are {', '.join(SCHEMES)}"
-    listening = internal.get("resources") if isinstance(internal, dict) else None
-    host = listening.get("host", HERE[0]) if isinstance(listening, dict) else HERE[0]
-    if host not in HERE and not contained:  # a process that connects there may claim to be any of the site's processes
-        yield f"makes its jobs connect at {host!r}, which other machines can reach too"
 
 
 def _logging(content: dict[str, Any]) -> Iterator[str]:

@@ -10,17 +10,20 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from feddp.errors import BadFile, InputError, Problem
 from feddp.limits import PEM_BYTES
 from feddp.reading import read
 from feddp.sealing.certificates import expired, issued_by, name_of, not_yet_valid
-from feddp.sealing.kit import AGAIN, Kit
+from feddp.sealing.kit import ADMIN, AGAIN, Kit
 
 T = TypeVar("T")
 
-UNREADABLE = (ValueError, x509.InvalidVersion, UnsupportedAlgorithm)  # what a certificate's parser raises
+# what a certificate's parser raises
+UNREADABLE = (ValueError, x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType, UnsupportedAlgorithm)
 ROOTS = "A new root is a new project: ask the consortium for new kits for all"
+USES = {"serverAuth": ExtendedKeyUsageOID.SERVER_AUTH, "clientAuth": ExtendedKeyUsageOID.CLIENT_AUTH}
 RENEW = "Have it renewed (docs/how-to/provision.md, 'Renewal')"
 
 
@@ -45,7 +48,7 @@ def certificate_problems(kit: Kit, fingerprint: str | None = None) -> list[Probl
     if certificate is not None:
         if (name := name_of(certificate)) != kit.name:
             problems.append(Problem(kit.certificate, f"belongs to {name}, but the kit to {kit.name}", AGAIN))
-        problems += _dates(kit.certificate, certificate, RENEW)
+        problems += _dates(kit.certificate, certificate, RENEW) + _uses(kit, certificate)
         if root is not None and not issued_by(certificate, root):
             problems.append(Problem(kit.certificate, f"was not issued by {kit.root.name}", AGAIN))
         if key is not None and key.public_key() != certificate.public_key():
@@ -84,9 +87,9 @@ def _read(path: Path, parse: Callable[[bytes], T], problems: list[Problem]) -> T
 
 
 def _certificate(pem: bytes) -> x509.Certificate:
-    """Returns a certificate whose fields can be read: the parser reads name, dates and key only when they are asked for."""
+    """Returns a certificate whose fields can be read: the parser reads each of them only when it is asked for."""
     certificate = x509.load_pem_x509_certificate(pem)
-    name_of(certificate), not_yet_valid(certificate), expired(certificate), certificate.public_key()
+    name_of(certificate), not_yet_valid(certificate), expired(certificate), certificate.public_key(), certificate.extensions
     return certificate
 
 
@@ -96,6 +99,19 @@ def _dates(path: Path, certificate: x509.Certificate, renew: str) -> list[Proble
     if late := expired(certificate):
         return [Problem(path, f"{late}; this machine's clock says {datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC", renew)]
     return []
+
+
+def _uses(kit: Kit, certificate: x509.Certificate) -> list[Problem]:
+    """A participant's processes prove themselves to each other with its one certificate: who listens, and who connects."""
+    try:
+        uses = set(certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
+    except x509.ExtensionNotFound:  # for every use
+        return []
+    lacking = [name for name, use in USES.items() if use not in uses]
+    if kit.kind == ADMIN or not lacking:  # a console only connects
+        return []
+    what = f"may not be used for {' and '.join(lacking)}, so that the participant's jobs could not connect to it"
+    return [Problem(kit.certificate, what, RENEW)]
 
 
 def _plain(fingerprint: str) -> str:
