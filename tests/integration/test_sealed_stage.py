@@ -363,6 +363,7 @@ def seals(site, harm):
 
 HARMS = {
     "NaN": (lambda sent: {n: v * float("nan") if v.is_floating_point() else v for n, v in sent.items()}, "not finite"),
+    "values": (lambda sent: {n: v + 1e9 for n, v in sent.items()}, "but a weight is from -65504 to 65504"),
     "names": (lambda sent: {f"{name}s": value for name, value in sent.items()}, "wrong tensor names"),
     "shapes": (lambda sent: {name: value[None] for name, value in sent.items()}, "expected"),
 }

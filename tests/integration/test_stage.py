@@ -77,6 +77,25 @@ def _edited(edit):
     return answer
 
 
+@pytest.mark.parametrize("factor", [0.0, 3.0])
+def test_one_negative_variance_costs_its_sender_the_round_alone(tmp_path, plan_for, toy, factor):
+    """B's contribution is A's and C's but for one running variance of −1. Its change is no outlier for `norm_factor`, and the
+    mean of three variances would be (1 + 1 − 1)/3 > 0 or, with a larger one, below 0, where every honest network gives NaN."""
+
+    def negative(tensors, scalars):
+        variances = tensors["norm.running_var"].clone()
+        variances[0] = -1
+        return messages.pack({**tensors, "norm.running_var": variances}, **scalars)
+
+    run = Run(tmp_path, plan_for(network=toy, rounds=2, norm_factor=factor, sites=tuple(SITES)), SITES, _edited(negative))
+    run.run("train")
+    assert run.panics == []
+    refused = run.progress("refused")
+    assert [(event["site"], event["round"]) for event in refused] == [("B", 1), ("B", 2)]
+    assert "norm.running_var holds -1, but a running variance is from 0 to 65504" in refused[0]["reason"]
+    assert run.memory.load("shared_latest")[0]["norm.running_var"].tolist() == [1.0] * 4
+
+
 def _first(tensors):
     return next(name for name, value in tensors.items() if value.ndim == 4)
 
@@ -111,6 +130,10 @@ REFUSED = {
     "mis-shaped": (lambda t, s: messages.pack({**t, _first(t): torch.zeros(2, 2)}, **s), "is (2, 2)"),
     "type": (lambda t, s: messages.pack({**t, _first(t): t[_first(t)].half()}, **s), "torch.float16"),
     "nan": (lambda t, s: messages.pack({**t, _first(t): t[_first(t)] * float("nan")}, **s), "not finite"),
+    "a weight that means nothing": (
+        lambda t, s: messages.pack({**t, _first(t): t[_first(t)] + 1e9}, **s),
+        "but a weight is from -65504 to 65504",
+    ),
     "stale": (lambda t, s: messages.pack(t, **{**s, "round": 7}), "is for round 7, this is round 0"),
     "error": (lambda t, s: make_reply(ReturnCode.EXECUTION_EXCEPTION), "EXECUTION_EXCEPTION"),
     "numbers": (lambda t, s: messages.pack(t, **{**s, "samples": float("nan")}), "samples is nan, not a finite number"),
