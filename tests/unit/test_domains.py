@@ -1,4 +1,4 @@
-"""The values that tensors may hold: from the type of the module and its role, not from a name; bounds derived or edge by edge."""
+"""The values that tensors may hold: from the type of the module and its role, not from a name; bounds are derived."""
 
 import numpy as np
 import pytest
@@ -87,8 +87,8 @@ def test_every_tensor_of_every_method_s_network_has_a_domain_and_starts_in_it(pl
 @pytest.mark.parametrize("normalise", ["zscore", "scale"])
 @pytest.mark.parametrize("size", [32, 96])
 def test_no_image_has_an_amplitude_above_the_bound(size, normalise):
-    """Noise, stripes of black and white (|x| = 1 everywhere after z-scores), one bright pixel, and white, which with `scale` has
-    the mean 1: its middle amplitude is size², so the bound is no larger than it must be."""
+    """Noise, one black half and one white half (|x| = 1 everywhere after z-scores), one bright pixel, and white, which has the
+    mean 1 with `scale`: its middle amplitude is size², so the bound is no larger than it must be."""
     columns = np.arange(size)
     one = np.zeros((size, size, 3), np.uint8)
     one[size // 2, size // 2] = 255
@@ -102,9 +102,8 @@ def test_no_image_has_an_amplitude_above_the_bound(size, normalise):
     domain = amplitudes(size)
     assert domain.holds(found.min().item(), found.max().item())
     most = found.amax(dim=(1, 2, 3))
-    # of a square wave the first frequency has 2/π · N (the discrete sum is a little larger)
-    assert (
-        most[1].item() == pytest.approx(2 / np.pi * size**2, rel=0.01) if normalise == "zscore" else most[3].item() == size**2
-    )
+    # of a square wave of ±1 the first frequency has 2/π · N (the discrete sum is a little larger)
+    which, wanted = (1, 2 / np.pi * size**2) if normalise == "zscore" else (3, size**2)
+    assert most[which].item() == pytest.approx(wanted, rel=0.01)
     assert domain.most == pytest.approx(size**2, rel=0.02)
     assert not domain.holds(0, 1000 * most[0].item())

@@ -99,8 +99,8 @@ def test_a_site_alone_has_no_delta():
 
 @pytest.mark.parametrize("delta", ["frozen", "live", "std"])
 def test_a_peer_whose_maps_are_not_finite_is_left_out_by_name(delta):
-    """Peer a's network gives NaN for sample 9 alone, which is in the second batch: δ is that of b alone. If no peer is good, the
-    site does not go on as if it had none, and its network is itself again."""
+    """Peer a's network gives NaN for sample 9 alone, in the second batch: δ is that of b alone. If no peer is good, the site
+    does not go on as if it had none, and its network is itself again."""
 
     class Rare(Constant):
         def forward(self, x):
