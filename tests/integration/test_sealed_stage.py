@@ -187,6 +187,35 @@ def test_a_policy_names_who_receives(hospitals, federated, plan):
     assert run.memory.peers == {"A": ["B", "C"], "B": ["A", "C"], "C": ["B"]}
 
 
+def test_a_policy_names_whose_tensors_are_used(hospitals, federated, plan):
+    """A distrusts B. B left out of A's `recipients` still sends to A, who would use it (the control); left out of `senders`, it
+    gives what nobody at A opens. A is calibrated with C alone, and so say its record, its audit file and the results."""
+    control = hospitals(plan, at="control", A={"recipients": ["C"]})
+    federated(control, plan, "calibrate")
+    assert {name[0] for name in load_file(control["A"].store.folder / "peers.safetensors")} == {"B", "C"}
+    made = hospitals(plan, **(EVALUATED | {"A": {"senders": ["C"], **EVALUATED["A"]}}))
+    run, _ = federated(made, plan, "calibrate")
+    assert run.panics == []
+    assert run.memory.peers == {"A": ["B", "C"], "B": ["A", "C"], "C": ["A", "B"]}
+    assert "`senders` in this site's privacy.json does not name it" in noted(made["A"], "calibrate", "B")
+    assert {name[0] for name in load_file(made["A"].store.folder / "peers.safetensors")} == {"C"}
+    assert [e["senders"] for e in made["A"].events() if e["event"] == "open"] == [["C"]]
+    run.run("evaluate")
+    sites = json.loads((run.folder / "results.json").read_text())["sites"]
+    assert sites["A"]["calibration"] == {"calibrated": True, "peers": 1, "tuned": True, "left_out": ["B"]}
+    assert sites["B"]["calibration"] == {"calibrated": True, "peers": 2, "tuned": True}
+
+
+def test_who_uses_nobody_s_tensors_is_tuned_as_a_site_without_peers(hospitals, federated, plan):
+    made = hospitals(plan, **(EVALUATED | {"A": {"senders": [], **EVALUATED["A"]}}))
+    run, _ = federated(made, plan, "calibrate")
+    assert (run.panics, list(run.progress("refused"))) == ([], [])
+    assert not made["A"].store.has("peers")
+    run.run("evaluate")
+    found = json.loads((run.folder / "results.json").read_text())["sites"]["A"]["calibration"]
+    assert found == {"calibrated": False, "peers": 0, "tuned": True, "left_out": ["B", "C"]}
+
+
 # --- what a server cannot do ----------------------------------------------------------------------------------------------
 
 

@@ -79,21 +79,27 @@ def _edited(edit):
 
 @pytest.mark.parametrize("factor", [0.0, 3.0])
 def test_one_negative_variance_costs_its_sender_the_round_alone(tmp_path, plan_for, toy, factor):
-    """B's contribution is A's and C's but for one running variance of −1. Its change is no outlier for `norm_factor`, and the
-    mean of three variances would be (1 + 1 − 1)/3 > 0 or, with a larger one, below 0, where every honest network gives NaN."""
+    """All add 1 to what they receive, and B has one running variance of −9 instead of 2. The mean of the four would be
+    (2 + 2 + 2 − 9)/4 < 0, where every honest network gives NaN. It is no outlier: the changes of 21 numbers have the norm
+    √21 = 4.6, B's √(20 + 10²) = 11.0, below 3 · 4.6. (`norm_factor` needs three contributions beside B's.)"""
+    sites = [*SITES, "D"]
 
-    def negative(tensors, scalars):
-        variances = tensors["norm.running_var"].clone()
-        variances[0] = -1
-        return messages.pack({**tensors, "norm.running_var": variances}, **scalars)
+    def answer(site, task, tensors, scalars):
+        reply = good(site, task, tensors, scalars, values=dict.fromkeys(sites, 1))
+        if (site, task) != ("B", "train"):
+            return reply
+        sent, numbers = messages.unpack(reply)
+        variances = sent["norm.running_var"].clone()
+        variances[0] = -9
+        return messages.pack({**sent, "norm.running_var": variances}, **numbers)
 
-    run = Run(tmp_path, plan_for(network=toy, rounds=2, norm_factor=factor, sites=tuple(SITES)), SITES, _edited(negative))
-    run.run("train")
+    plan = plan_for(network=toy, rounds=2, norm_factor=factor, sites=tuple(sites))
+    run = Run(tmp_path, plan, sites, answer).run("train")
     assert run.panics == []
     refused = run.progress("refused")
     assert [(event["site"], event["round"]) for event in refused] == [("B", 1), ("B", 2)]
-    assert "norm.running_var holds -1, but a running variance is from 0 to 65504" in refused[0]["reason"]
-    assert run.memory.load("shared_latest")[0]["norm.running_var"].tolist() == [1.0] * 4
+    assert "norm.running_var holds -9, but a running variance is from 0 to 65504" in refused[0]["reason"]
+    assert run.memory.load("shared_latest")[0]["norm.running_var"].tolist() == [3.0] * 4
 
 
 def _first(tensors):

@@ -138,6 +138,8 @@ def _adapt(host: Host, request: AdaptationRequest, tensors: Mapping[str, Tensor]
     personal = by_site(tensors)
     shared = personal.pop(GLOBAL, {})
     require_initial(host.plan, f"site {host.name} was sent as the global model", shared)
+    if not personal:
+        raise PolicyError(f"site {host.name}: no donor's network is left; `senders` in its privacy.json must name a donor")
     own, left_out = _seeded(request.request, host.secret), partial(host.left_out, protocol.ADAPT)
     # the server cannot check sealed models, so the site checks them
     personal = whole(personal, partial(host.expected.check, Sent.MODEL), left_out)
