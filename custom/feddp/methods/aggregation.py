@@ -66,8 +66,8 @@ class Spec:
             if not math.isfinite(low) or not math.isfinite(high):
                 raise ContributionError(f"site {site}: {name} holds values that are not finite")
             if (domain := self.domains.get(name)) and not domain.holds(low, high):
-                wrong = low if low < domain.least else high
-                raise ContributionError(f"site {site}: {name} holds {wrong:g}, but {domain}")
+                beyond = low if low < domain.least else high
+                raise ContributionError(f"site {site}: {name} holds {beyond:g}, but {domain}")
 
 
 def average(contributions: Mapping[str, Mapping[str, Tensor]], weights: Mapping[str, float]) -> Tensors:
