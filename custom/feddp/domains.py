@@ -34,7 +34,7 @@ class Domain:
 
 # ±65504 is the range of float16. A plan may send the shared tensors in half precision, and a site refuses to send there what
 # float16 cannot hold (`feddp.stages.precision.narrow`). So a network outside this range is useless in half of the settings, and
-# the range is wide: the largest initial weight of any network here is 2.3, and one step of AdamW moves it by about the rate.
+# the range is wide: the largest weight that a network here draws at its start is 2.3, and a step of AdamW is about the rate.
 WEIGHT = Domain("a weight", -HALF, HALF)
 MEAN = Domain("a running mean", -HALF, HALF)
 # a mean of squares cannot be negative; 0 is the variance of a channel that is constant, or that float16 rounds to 0
