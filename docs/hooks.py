@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "custom"))  # the package of 
 
 from feddp import cli, files, limits, protocol, versions  # noqa: E402
 from feddp.data.prepare import FOLDER, PREPARE  # noqa: E402
+from feddp.domains import BUFFER, COUNTER, MEAN, VARIANCE, WEIGHT, amplitudes  # noqa: E402
 from feddp.flare.bounds import Bounds  # noqa: E402
 from feddp.flare.policy import Budget, SitePolicy  # noqa: E402
 from feddp.methods import OWN  # noqa: E402
@@ -239,6 +240,20 @@ def _scalar(name: str, scalar: protocol.Number | protocol.Table | protocol.Versi
     return code(name), leaves, bounds, scalar.over.value if scalar.over else ""
 
 
+def domains() -> str:
+    where = {
+        WEIGHT: "parameters",
+        MEAN: "`running_mean` of a batch or instance normalisation",
+        VARIANCE: "its `running_var`",
+        COUNTER: "its `num_batches_tracked`",
+        BUFFER: "any other buffer",
+    }
+    rows = [(domain.what, found, f"{domain.least:,.0f}", f"{domain.most:,.0f}") for domain, found in where.items()]
+    spectra = amplitudes(1)
+    rows.append((spectra.what, "spectra that FedDG exchanges", f"{spectra.least:.0f}", f"{spectra.most:g} N"))
+    return table(("tensor", "which", "from", "to"), rows)
+
+
 def participants() -> str:
     """What of a version must be the same at all participants of a job."""
     rows = []
@@ -277,6 +292,7 @@ def _option(parameter: Any) -> str:
 
 GENERATED: dict[str, Callable[[], str]] = {
     "methods": methods,
+    "domains": domains,
     "settings": settings,
     "method-settings": method_settings,
     "networks": networks,

@@ -18,6 +18,7 @@ from feddp.files import WEIGHTS
 from feddp.flare import messages
 from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
 from feddp.flare.terms import TERMS
+from feddp.networks import NETWORKS
 from feddp.networks.weights import fingerprint, save_network
 from feddp.plan.resolve import build_network, initial_tensors
 from feddp.plan.schema import Plan
@@ -341,6 +342,31 @@ def test_a_newcomer_adapts_no_other_global_model_than_the_jobs(hospital, plan, t
     assert newcomer.executed(protocol.ADAPT, sent).get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert "site N was sent as the global model: tensors of SHA-256" in newcomer.last_error()
     assert not (newcomer.folder / "feddp/late/masks").exists()
+
+
+def test_a_donor_whose_network_is_unusable_is_left_out_by_name(hospital, plan, tiny_root, monkeypatch):
+    """C's holds a value that no training gives. B's values are in their domains, and its network gives NaN for these images.
+    A's is adapted alone. Without A, the newcomer does not go on as if no donor had given."""
+    network = NETWORKS[plan.network]
+    forward = network.forward
+
+    def spoiling(self, x):
+        bias = getattr(self.q, "bias", torch.zeros(1))  # a layer that routes between models has others
+        return forward(self, x) * (float("nan") if bias[0] == 7 else 1)
+
+    monkeypatch.setattr(network, "forward", spoiling)
+    spoilt = {"B": {"q.bias": torch.full((4,), 7.0)}, "C": {"norm.running_var": torch.full((4,), -1.0)}}
+    models = {name: state_of(plan, i) | spoilt.get(name, {}) for i, name in enumerate("ABC", 1)}
+    newcomer = hospital(NEWCOMER, plan=brings(plan), consent=["outside"], data=tiny_root / "site-1")
+    none = together({"B": models["B"], "C": models["C"], "global": gamma(plan)})
+    assert newcomer.executed(protocol.ADAPT, none).get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+    assert "site B: its network's maps of this site's images are not finite" in newcomer.last_error()
+    newcomer.answer(protocol.ADAPT, together(models | {"global": gamma(plan)}))
+    masks = newcomer.folder / "feddp/late/masks"
+    assert json.loads((masks / "adapt.json").read_text())["models"] == ["A", "global"]
+    told = [(e["peer"], e["message"]) for e in newcomer.events() if e["event"] == "left_out"][-2:]
+    assert [peer for peer, _ in told] == ["C", "B"]
+    assert "norm.running_var holds -1, but a running variance is from 0 to 65504" in told[0][1]
 
 
 @pytest.mark.parametrize(

@@ -117,8 +117,9 @@ def test_what_the_job_will_do_is_said(folder, kit, plan):
         "calibration_epochs=1 (default 20)",
     ):
         assert words in said
-    edit(kit, consent=["calibration"], recipients=["site-2"])
-    assert "consent to calibration: the job asks for it; this kit consents, for site-2" in approve(folder, kit, answer="n\n")[1]
+    edit(kit, consent=["calibration"], recipients=["site-2"], senders=["site-3"])
+    said = "consent to calibration: the job asks for it; this kit consents, for site-2, and uses what site-3 gives"
+    assert said in approve(folder, kit, answer="n\n")[1]
 
 
 @pytest.mark.parametrize(("start", "least", "notes"), [("best", 5, 2), ("last", 5, 1), ("best", 2, 0)])

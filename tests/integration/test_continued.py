@@ -1,6 +1,8 @@
 """What a job that continues a run (`--resume`) may do at a site: not more than the run, not again what is long past, not for
 free. Against a lead who submits such jobs, also with a server's app that begins anew."""
 
+import json
+
 import pytest
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.lighter.constants import AdminRole
@@ -60,13 +62,14 @@ def test_each_job_counts(begun):
 WIDER = {
     "consent": {"consent": ["calibration", "spectra"]},
     "recipients": {"recipients": ["site-2", "site-3"]},
+    "senders": {"senders": ["site-2", "site-3"]},
     "private": {"private": []},
 }
 
 
 @pytest.mark.parametrize("name", WIDER)
 def test_a_wider_policy_is_for_new_runs(begun, name):
-    site = begun(consent=["calibration"], recipients=["site-2"], private=["query"])
+    site = begun(consent=["calibration"], recipients=["site-2"], senders=["site-2"], private=["query"])
     site.submitted(site.plan, "again", resume="job", **WIDER[name])
     with pytest.raises(PolicyError, match=f"belongs to a run that began under another {name} in privacy.json"):
         site.open()
@@ -82,11 +85,22 @@ def test_other_data_are_for_new_runs(begun, tiny_root):
 def test_a_narrower_policy_is_for_this_run_too(begun):
     """A hospital may withdraw consent at any time."""
     site = begun(consent=["calibration"])
-    site.submitted(site.plan, "again", resume="job", consent=[], recipients=["site-2"])
+    site.submitted(site.plan, "again", resume="job", consent=[], recipients=["site-2"], senders=[])
+    assert answered(site, ROUNDS - 1)
+
+
+def test_the_terms_of_an_earlier_version_name_no_senders(begun):
+    """It used those of all sites, so any `senders` of today is no wider."""
+    site = begun()
+    terms = json.loads((site.store.folder / TERMS).read_text())
+    assert terms.pop("senders") is None
+    (site.store.folder / TERMS).write_text(json.dumps(terms))
+    site.submitted(site.plan, "again", resume="job", senders=["site-2"])
     assert answered(site, ROUNDS - 1)
 
 
 WRONG_TYPES = [
+    '{"data": "x", "private": [], "consent": [], "recipients": null, "senders": "site-2"}',
     '{"data": "x", "private": [], "consent": 7, "recipients": null}',
     '{"data": "x", "private": [], "consent": [], "recipients": [[]]}',
 ]

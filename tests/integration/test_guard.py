@@ -189,6 +189,8 @@ def test_without_a_policy_a_site_refuses(component):
         ({"data": "x", "consent": ["everything"]}, "everything"),
         ({"data": "x", "private": "head"}, "private is 'head'"),
         ({"data": "x", "recipients": "B"}, "recipients is 'B'"),
+        ({"data": "x", "senders": "B"}, "senders is 'B'; write a list of sites, or leave it out"),
+        ({"data": "x", "senders": None}, "senders is None"),
         ({"data": "x", "threads": "many"}, "threads is 'many'"),
         ({"data": "x", "threads": True}, "threads is True"),
         ({"data": "x", "min_images": 0}, "min_images is 0; write a number of images, at least 1"),

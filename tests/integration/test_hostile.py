@@ -62,6 +62,21 @@ HOSTILE = {
         lambda s, x: messages.pack(s | {"norm.bias": nan_of(x, s["norm.bias"])}, **NUMBERS),
         "norm.bias holds values that are not finite",
     ),
+    "a negative variance": (
+        "train",
+        lambda s, x: messages.pack(s | {"norm.running_var": -s["norm.running_var"]}, **NUMBERS),
+        "norm.running_var holds -1, but a running variance is from 0 to 65504; nothing was sent; if .*lower lr",
+    ),
+    "a weight that means nothing": (
+        "train",
+        lambda s, x: messages.pack(s | {"norm.bias": s["norm.bias"] + 1e9}, **NUMBERS),
+        "norm.bias holds 1e.09, but a weight is from -65504 to 65504",
+    ),
+    "a negative counter": (
+        "train",
+        lambda s, x: messages.pack(s | {"norm.num_batches_tracked": s["norm.num_batches_tracked"] - 1}, **NUMBERS),
+        "norm.num_batches_tracked holds -1, but a counter is from 0",
+    ),
     "a tensor with code": (
         "train",
         lambda s, x: messages.pack(s | {"norm.bias": s["norm.bias"].as_subclass(Carrier)}, **NUMBERS),

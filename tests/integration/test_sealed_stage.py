@@ -286,6 +286,35 @@ def test_without_notes_a_site_takes_no_shared_tensors(given, hospitals, plan, tm
     assert "1 of the 2 sites" in (tmp_path / "audit.txt").read_text()
 
 
+def test_a_policy_names_whose_tensors_are_used(hospitals, federated, plan):
+    """A distrusts B. B left out of A's `recipients` still sends to A, who would use it (the control); left out of `senders`, it
+    gives what nobody at A opens. A is calibrated with C alone, and so say its record, its audit file and the results."""
+    control = hospitals(plan, at="control", A={"recipients": ["C"]})
+    federated(control, plan, "calibrate")
+    assert {name[0] for name in load_file(control["A"].store.folder / "peers.safetensors")} == {"B", "C"}
+    made = hospitals(plan, **(EVALUATED | {"A": {"senders": ["C"], **EVALUATED["A"]}}))
+    run, _ = federated(made, plan, "calibrate")
+    assert run.panics == []
+    assert run.memory.peers == {"A": ["B", "C"], "B": ["A", "C"], "C": ["A", "B"]}
+    assert "`senders` in this site's privacy.json does not name it" in noted(made["A"], "calibrate", "B")
+    assert {name[0] for name in load_file(made["A"].store.folder / "peers.safetensors")} == {"C"}
+    assert [e["senders"] for e in made["A"].events() if e["event"] == "open"] == [["C"]]
+    run.run("evaluate")
+    sites = json.loads((run.folder / "results.json").read_text())["sites"]
+    assert sites["A"]["calibration"] == {"calibrated": True, "peers": 1, "tuned": True, "left_out": ["B"]}
+    assert sites["B"]["calibration"] == {"calibrated": True, "peers": 2, "tuned": True}
+
+
+def test_who_uses_nobody_s_tensors_is_tuned_as_a_site_without_peers(hospitals, federated, plan):
+    made = hospitals(plan, **(EVALUATED | {"A": {"senders": [], **EVALUATED["A"]}}))
+    run, _ = federated(made, plan, "calibrate")
+    assert (run.panics, list(run.progress("refused"))) == ([], [])
+    assert not made["A"].store.has("peers")
+    run.run("evaluate")
+    found = json.loads((run.folder / "results.json").read_text())["sites"]["A"]["calibration"]
+    assert found == {"calibrated": False, "peers": 0, "tuned": True, "left_out": ["B", "C"]}
+
+
 # --- what a server cannot do ----------------------------------------------------------------------------------------------
 
 
@@ -550,6 +579,7 @@ def seals(site, harm):
 
 HARMS = {
     "NaN": (lambda sent: {n: v * float("nan") if v.is_floating_point() else v for n, v in sent.items()}, "not finite"),
+    "values": (lambda sent: {n: v + 1e9 for n, v in sent.items()}, "but a weight is from -65504 to 65504"),
     "names": (lambda sent: {f"{name}s": value for name, value in sent.items()}, "wrong tensor names"),
     "shapes": (lambda sent: {name: value[None] for name, value in sent.items()}, "expected"),
 }

@@ -292,6 +292,9 @@ def test_each_image_draws_its_own_peer_and_weight(monkeypatch):
         ({"amplitude": torch.zeros(2, 3, 3, 3).double()}, "float64"),
         ({"amplitude": torch.full((2, 3, 3, 3), math.nan)}, "not finite"),
         ({"amplitude": [1.0]}, "a list, not a tensor"),
+        ({"amplitude": torch.full((2, 3, 3, 3), 1e38)}, "amplitude holds 1e.38, but an amplitude is from 0 to 1034"),
+        ({"amplitude": 1000 * windows(noise(2, 3, 32, 32))}, "amplitude holds .*, but an amplitude is from 0 to 1034"),
+        ({"amplitude": torch.full((2, 3, 3, 3), -1.0)}, "amplitude holds -1, but"),
     ],
 )
 def test_what_is_not_exactly_amplitudes_is_refused_by_name(open_site, tensors, message):
@@ -419,6 +422,27 @@ def test_amplitudes_go_once_to_consenting_sites_and_to_no_other(tmp_path, plan_f
     text = write_markdown(results)
     assert "A: trained with the spectra of 1 peers." in text
     assert "B: trained without others' spectra, as in FedAvg." in text
+
+
+@pytest.mark.parametrize("factor", [1e38, 1000.0])
+def test_amplitudes_that_no_image_has_cost_their_sender_the_exchange_alone(tmp_path, plan_for, factor):
+    """At 32 pixels no image has more than 32² = 1024. A and C trained with B's would have losses of 1e32."""
+    received = {}
+    honest = giving("ABC", received)
+
+    def answer(site, task, tensors, scalars):
+        reply = honest(site, task, tensors, scalars)
+        if (site, task) != ("B", "collect_spectra"):
+            return reply
+        given, numbers = messages.unpack(reply)
+        return messages.pack({"amplitude": given["amplitude"] * factor}, **numbers)
+
+    run = Run(tmp_path, plan_for(method="feddg"), SITES, answer).run("spectra")
+    assert run.panics == []
+    (refused,) = run.progress("refused")
+    assert refused["site"] == "B"
+    assert "but an amplitude is from 0 to 1034" in refused["reason"]
+    assert {site: set(names) for site, names in received.items()} == {"A": {"C/amplitude"}, "B": set(), "C": {"A/amplitude"}}
 
 
 def test_what_is_larger_than_the_centre_is_refused_and_the_others_go_on(tmp_path, plan_for):

@@ -77,6 +77,31 @@ def _edited(edit):
     return answer
 
 
+@pytest.mark.parametrize("factor", [0.0, 3.0])
+def test_one_negative_variance_costs_its_sender_the_round_alone(tmp_path, plan_for, toy, factor):
+    """All add 1 to what they receive, and B has one running variance of −9 instead of 2. The mean of the four would be
+    (2 + 2 + 2 − 9)/4 < 0, where every honest network gives NaN. It is no outlier: the changes of 21 numbers have the norm
+    √21 = 4.6, B's √(20 + 10²) = 11.0, below 3 · 4.6. (`norm_factor` needs three contributions beside B's.)"""
+    sites = [*SITES, "D"]
+
+    def answer(site, task, tensors, scalars):
+        reply = good(site, task, tensors, scalars, values=dict.fromkeys(sites, 1))
+        if (site, task) != ("B", "train"):
+            return reply
+        sent, numbers = messages.unpack(reply)
+        variances = sent["norm.running_var"].clone()
+        variances[0] = -9
+        return messages.pack({**sent, "norm.running_var": variances}, **numbers)
+
+    plan = plan_for(network=toy, rounds=2, norm_factor=factor, sites=tuple(sites))
+    run = Run(tmp_path, plan, sites, answer).run("train")
+    assert run.panics == []
+    refused = run.progress("refused")
+    assert [(event["site"], event["round"]) for event in refused] == [("B", 1), ("B", 2)]
+    assert "norm.running_var holds -9, but a running variance is from 0 to 65504" in refused[0]["reason"]
+    assert run.memory.load("shared_latest")[0]["norm.running_var"].tolist() == [3.0] * 4
+
+
 def _first(tensors):
     return next(name for name, value in tensors.items() if value.ndim == 4)
 
@@ -111,6 +136,10 @@ REFUSED = {
     "mis-shaped": (lambda t, s: messages.pack({**t, _first(t): torch.zeros(2, 2)}, **s), "is (2, 2)"),
     "type": (lambda t, s: messages.pack({**t, _first(t): t[_first(t)].half()}, **s), "torch.float16"),
     "nan": (lambda t, s: messages.pack({**t, _first(t): t[_first(t)] * float("nan")}, **s), "not finite"),
+    "a weight that means nothing": (
+        lambda t, s: messages.pack({**t, _first(t): t[_first(t)] + 1e9}, **s),
+        "but a weight is from -65504 to 65504",
+    ),
     "stale": (lambda t, s: messages.pack(t, **{**s, "round": 7}), "is for round 7, this is round 0"),
     "error": (lambda t, s: make_reply(ReturnCode.EXECUTION_EXCEPTION), "EXECUTION_EXCEPTION"),
     "numbers": (lambda t, s: messages.pack(t, **{**s, "samples": float("nan")}), "samples is nan, not a finite number"),
@@ -209,7 +238,8 @@ def test_the_persistor_will_not_write_a_private_tensor(tmp_path, plan_for):
 
 
 def calibrating(consent, received):
-    """Sites of which those in `consent` give their personal tensors, filled with their own number."""
+    """Sites of which those in `consent` give their personal tensors, filled with their own number. All use what they
+    receive, and measure those networks."""
 
     def answer(site, task, tensors, scalars):
         if task == "collect":
@@ -220,6 +250,9 @@ def calibrating(consent, received):
         if task == "calibrate":
             received[site] = tensors
             return messages.pack(loss=1.0, iou_before=0.5, iou=0.6, epoch=1)
+        if task == "evaluate":
+            peers = dict.fromkeys((key.split("/")[0] for key in received.get(site, {})), SUMMARY)
+            return messages.pack(before_calibration=SUMMARY, final=SUMMARY, peers=peers)
         return good(site, task, tensors, scalars)
 
     return answer

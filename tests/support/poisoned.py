@@ -22,7 +22,8 @@ ATTACKS: dict[str, Attack] = {
 
 
 class Poisoned(LocalServer):
-    """The attack, one of ATTACKS, leaves integer counters as they are.
+    """The attack, one of ATTACKS, leaves integer counters as they are. It stays in the tensors' domains, which the server
+    checks: a flipped variance is 0.
 
     Attributes:
         shared: γ as it was last sent for training.
@@ -43,6 +44,8 @@ class Poisoned(LocalServer):
                     return message
                 floats = {n: v for n, v in message.tensors.items() if v.is_floating_point()}
                 sent = {n: ATTACKS[self.attack](self.shared[n], v, random) for n, v in floats.items()}
+                domains = self.memory.expected.domains
+                sent = {n: v.clamp(domains[n].least, domains[n].most) for n, v in sent.items()}
                 return Message({**message.tensors, **sent}, message.scalars)
 
             received(site, answer)

@@ -12,7 +12,7 @@ from nvflare.apis.shareable import Shareable, make_reply
 from torch import Tensor
 
 from feddp import protocol
-from feddp.errors import FedDPError, PolicyError
+from feddp.errors import ContributionError, FedDPError, PolicyError
 from feddp.flare import messages, numbers
 from feddp.flare.audit import audit
 from feddp.flare.context import SiteContext
@@ -47,7 +47,7 @@ class PrivateTensorGuard(Filter):
 
     Tensors: a training result holds exactly the shared tensors. A collection holds, with consent only, exactly the exchanged
     tensors: personal tensors, FedLC's heads, FedDG's centres of mean amplitude spectra, or a whole network for an unseen site.
-    Tensors of a role in the policy's `private` never leave.
+    Tensors of a role in the policy's `private` never leave, nor values outside a tensor's domain (`feddp.domains`).
     Numbers: the guard withholds numbers measured over fewer than `min_images` images and standard deviations over fewer than
     `std_images`. It rounds the others and counts the result against the policy's `budget`.
 
@@ -95,6 +95,7 @@ def _tensors(task: str, tensors: Mapping[str, Any], context: SiteContext) -> dic
 
     Raises:
         PolicyError: the policy does not consent, or these are not exactly the tensors that the task sends.
+        ContributionError: a tensor has another shape or type, or holds a value outside its domain.
     """
     if not tensors:
         return {}
@@ -114,5 +115,9 @@ def _tensors(task: str, tensors: Mapping[str, Any], context: SiteContext) -> dic
     # a subclass may hold code and further attributes; a sparse tensor holds more than values
     if wrong := [n for n, value in tensors.items() if type(value) is not Tensor or value.layout is not torch.strided]:
         raise PolicyError(f"site {site}: task {task} tried to send {wrong[0]}, which is not a plain tensor; nothing was sent")
-    expected.check(spec.tensors, site, tensors)
+    try:
+        expected.check(spec.tensors, site, tensors)
+    except ContributionError as error:  # honest software sends such tensors only after a training that diverged
+        remedy = "if the training diverged, export the job with a lower lr, or check this site's images"
+        raise ContributionError(f"{error}; nothing was sent; {remedy}") from None
     return {name: tensors[name].detach().cpu().clone(memory_format=torch.contiguous_format) for name in names}

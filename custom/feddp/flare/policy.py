@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # a process that waits for jobs does not import torch
 SIMULATED_POLICIES = "FEDDP_SIMULATED"
 OWN, PLAN = SEEDS = ("own", "plan")
 KEYS = {"data", "device", "consent", "recipients", "private", "methods", "spectra", "min_images", "threads"}
-KEYS |= {"approve", "networks", "tensors", "bounds", "std_images", "budget", "seed", "keep_days"}
+KEYS |= {"approve", "networks", "tensors", "bounds", "std_images", "budget", "seed", "keep_days", "senders"}
 ANY = "any"
 _SHA = r"[0-9a-f]{64}"
 
@@ -59,6 +59,8 @@ class SitePolicy:
         seed: "own": order, augmentation and dropout also depend on the site's secret; "plan": only on the job's seed.
         keep_days: a run's folder in which nothing was modified for so many days is removed (`feddp.flare.unused`);
             None: never, because the folder has the site's own network.
+        senders: the sites whose tensors this site uses in an exchange; None: all the job's sites. It has no part in the
+            rounds: the server's mean has every site's tensors.
     """
 
     data: Path
@@ -78,6 +80,7 @@ class SitePolicy:
     budget: Budget = Budget()
     seed: str = OWN
     keep_days: int | None = None
+    senders: tuple[str, ...] | None = None
 
     @classmethod
     def of(cls, site: str, properties: Mapping[str, Any] | None, simulated: bool) -> "SitePolicy":
@@ -110,7 +113,7 @@ class SitePolicy:
             _folder(site, properties["data"]),
             _device(site, properties.get("device", cls.device)),
             _words(site, "consent", properties.get("consent", []), CONSENTS),
-            _sites(site, properties["recipients"]) if "recipients" in properties else None,
+            _sites(site, "recipients", properties),
             _words(site, "private", properties.get("private", []), ROLES),
             _words(site, "methods", properties["methods"], tuple(METHODS)) if "methods" in properties else None,
             _count(site, "spectra", properties.get("spectra", cls.spectra), 0, "mean spectra"),
@@ -124,6 +127,7 @@ class SitePolicy:
             budget=_budget(site, properties.get("budget", {})),
             seed=_seed(site, properties.get("seed", cls.seed)),
             keep_days=_count(site, "keep_days", properties["keep_days"], 1, "days") if "keep_days" in properties else None,
+            senders=_sites(site, "senders", properties),
         )
 
     @staticmethod
@@ -206,9 +210,12 @@ def _words(site: str, name: str, given: Any, known: tuple[str, ...]) -> tuple[st
     return tuple(given)
 
 
-def _sites(site: str, given: Any) -> tuple[str, ...]:
-    if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
-        raise PolicyError(f"site {site}: privacy.json's recipients is {given!r}; write a list of sites, or leave it out")
+def _sites(site: str, name: str, properties: Mapping[str, Any]) -> tuple[str, ...] | None:
+    if name not in properties:
+        return None
+    given = properties[name]
+    if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
+        raise PolicyError(f"site {site}: privacy.json's {name} is {given!r}; write a list of sites, or leave it out")
     return tuple(given)
 
 

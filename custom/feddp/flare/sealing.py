@@ -14,7 +14,7 @@ from torch import Tensor
 
 from feddp import protocol
 from feddp.adaptation.choices import GLOBAL
-from feddp.errors import SealingError
+from feddp.errors import PolicyError, SealingError
 from feddp.flare.context import SiteContext
 from feddp.partition import Tensors
 from feddp.protocol import Kind
@@ -25,6 +25,7 @@ from feddp.sealing.identity import Identity
 from feddp.sealing.kit import Kit
 from feddp.sealing.kit_certificates import certificate_problems
 from feddp.sealing.note import NOTE
+from feddp.sealing.peers import LeftOut
 from feddp.sealing.session import Session, as_tensor
 from feddp.stages.message import Message
 from feddp.training.store import by_site, together
@@ -49,7 +50,8 @@ def identity_of(fl_ctx: FLContext) -> Identity:
 
 
 def arriving(context: SiteContext, seals: Callable[[], Session], task: str, message: Message) -> Mapping[str, Tensor]:
-    """Returns a task's tensors for the site's half of the stage, without the peers whose envelope is not valid.
+    """Returns a task's tensors for the site's half of the stage, without the peers whose envelope is not valid or that the
+    policy's `senders` does not name.
 
     Args:
         seals: returns this site's session of the job's sealed exchanges; called only if needed.
@@ -58,14 +60,14 @@ def arriving(context: SiteContext, seals: Callable[[], Session], task: str, mess
         SealingError: no handshake or no envelope is valid, an envelope is of a site that gives nothing in this job, or as
             `Session.open`.
     """
+    spec, left_out = protocol.spec_of(task), partial(context.left_out, task)
     if context.simulated:
-        return message.tensors
+        return together(_used(context, by_site(message.tensors), left_out)) if spec.kind is Kind.DELIVERY else message.tensors
     epoch = message.scalars.get("epoch", 0)
     if type(epoch) is not int:
         raise SealingError(f"site {context.name}: it was asked for epoch {epoch!r}, which is not a whole number")
     if epoch and task not in (protocol.COLLECT_HEADS, protocol.CALIBRATE_HEADS):
         raise SealingError(f"site {context.name}: it was asked for epoch {epoch} of {task}, which has no epochs")
-    spec, left_out = protocol.spec_of(task), partial(context.left_out, task)
     if spec.kind is Kind.COLLECTION:
         if context.consents(spec.consent):
             session = seals()
@@ -85,6 +87,7 @@ def arriving(context: SiteContext, seals: Callable[[], Session], task: str, mess
                 f"site {context.name}: {task} brought tensors of {short(', '.join(strangers))}, not among this job's {whose};"
                 " nothing was opened. Ask the server's operator where they come from"
             )
+        peers = _used(context, peers, left_out)
         opened = seals().open(spec.consent, spec.delivers, epoch, peers, left_out)
         context.store.record("open", task=task, epoch=epoch, senders=list(opened))
         return together(opened | brought)
@@ -96,6 +99,15 @@ def ends(context: SiteContext, task: str, message: Message) -> bool:
     if protocol.spec_of(task).kind is not Kind.DELIVERY:
         return False
     return task != protocol.CALIBRATE_HEADS or message.scalars.get("epoch") == context.plan.heads.heads_epochs
+
+
+def _used(context: SiteContext, peers: Mapping[str, Tensors], left_out: LeftOut) -> dict[str, Tensors]:
+    """Returns what a delivery brought, without the sites that the policy's `senders` does not name; `left_out` is told each."""
+    named = context.policy.senders
+    used = [peer for peer in peers if named is None or peer in {*named, GLOBAL}]
+    for peer in sorted(peers.keys() - set(used)):
+        left_out(peer, PolicyError(f"site {peer}: `senders` in this site's privacy.json does not name it"))
+    return {peer: peers[peer] for peer in used}
 
 
 def _senders(context: SiteContext) -> set[str]:

@@ -1,4 +1,5 @@
-"""What a site's policy let out of a run's files when the run began: a job that continues the run gets no more.
+"""What a site's policy let out of a run's files, and whose tensors it let in, when the run began: a job that continues the run
+gets no more.
 
 The plan says nothing about the site's data folder and consent, and a plan may be approved in several scopes. Without this, a
 run trained under a scope without consent could be continued under one with it, and its private tensors would leave. Nor does
@@ -15,14 +16,16 @@ from feddp.reading import read_own
 from feddp.training.claim import AS_NEW, PLAN
 
 TERMS = "terms.json"  # in the run's folder
-NAMES = ("data", "private", "consent", "recipients")  # in the file
+NAMES = ("data", "private", "consent", "recipients", "senders")  # in the file; an earlier version had no senders
+SITES = ("recipients", "senders")  # of these, None means all sites
 
 
 def require_terms(folder: Path, policy: SitePolicy) -> None:
     """Writes the terms of a run that begins; compares those of a run that goes on.
 
     Raises:
-        PolicyError: the policy has other data or other private roles, or wider consent; or the file is damaged.
+        PolicyError: the policy has other data or other private roles, wider consent, or more recipients or senders; or the file
+            is damaged.
     """
     if not (folder / TERMS).exists():
         if (folder / PLAN).exists():
@@ -39,9 +42,10 @@ def require_no_wider(folder: Path, policy: SitePolicy) -> None:
     wider = [name for name in ("data", "private") if first[name] != now[name]]
     if not set(now["consent"]) <= set(first["consent"]):
         wider.append("consent")
-    before, after = first["recipients"], now["recipients"]  # None: all sites
-    if before is not None and (after is None or not set(after) <= set(before)):
-        wider.append("recipients")
+    for name in SITES:
+        before, after = first[name], now[name]
+        if before is not None and (after is None or not set(after) <= set(before)):
+            wider.append(name)
     if wider:
         what = " and ".join(wider)
         raise PolicyError(f"{folder} belongs to a run that began under another {what} in privacy.json; {AS_NEW}")
@@ -71,8 +75,8 @@ def _first(folder: Path, remedy: str) -> dict[str, Any] | None:
     path = folder / TERMS
     if not path.exists():
         return None
-    first = read_own(path, PolicyError, remedy)
-    lists = [value for name, value in first.items() if name != "data" and (name, value) != ("recipients", None)]
+    first = {"senders": None} | read_own(path, PolicyError, remedy)
+    lists = [value for name, value in first.items() if name != "data" and not (name in SITES and value is None)]
     if first.keys() != set(NAMES) or not all(map(_are_names, lists)):
         raise PolicyError(f"{path} does not hold {', '.join(NAMES)} and nothing else; {remedy}")
     return first
@@ -88,4 +92,5 @@ def _terms(policy: SitePolicy) -> dict[str, Any]:
         "private": sorted(policy.private),
         "consent": sorted(policy.consent),
         "recipients": None if policy.recipients is None else sorted(policy.recipients),
+        "senders": None if policy.senders is None else sorted(policy.senders),
     }

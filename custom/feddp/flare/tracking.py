@@ -101,7 +101,7 @@ class Artifacts:
     """Writes metrics_summary.json and round_metrics.jsonl with FLARE's MetricsArtifactWriter.
 
     The record of a round follows at the end of the next one, which brings its validation scores. The best round is the
-    server's: two rounds are compared over the sites that scored both (`feddp.stages.train.Best`).
+    server's (`feddp.stages.train.Best`).
     """
 
     def __init__(self, context: FLContext):

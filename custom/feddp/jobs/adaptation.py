@@ -15,12 +15,13 @@ from feddp.errors import InputError
 from feddp.files import RESULTS, SHARED, read_results
 from feddp.flare.configuration import SCOPE
 from feddp.jobs.folder import LOCAL, SIMULATED_JOB, write_job
-from feddp.methods.aggregation import Spec
 from feddp.networks.weights import fingerprint, read_network
 from feddp.partition import Tensors
-from feddp.plan.resolve import build_network, partition_of
+from feddp.plan.resolve import build_network
 from feddp.plan.schema import Plan
+from feddp.protocol import Sent
 from feddp.stages.memory import start_file
+from feddp.stages.tensors import Expected
 from feddp.training.settings import pairs
 
 
@@ -78,7 +79,7 @@ def _plan(run: Path, results: dict[str, Any]) -> tuple[Plan, Tensors]:
     file = _shared_file(run, results)
     shared, network = some(read_network(file)[0], run), build_network(plan)
     refuse_layers(plan.metadata, network.state_dict(), shared, run)
-    Spec.of(network.state_dict(), partition_of(plan, network).shared).check(str(file), shared)
+    Expected(plan, network).check(Sent.SHARED, str(file), shared)
     # one donor is enough, and an adaptation may take longer than a round; `weights` is now γ, not the run's initial network
     settings = plan.settings | {"min_sites": 1, "task_timeout": 0}
     return replace(plan, weights=fingerprint(shared), settings=settings), shared

@@ -125,9 +125,12 @@ def _kept(policy: SitePolicy, network: nn.Module, partition: Partition) -> Itera
 
 
 def _consent(word: str, policy: SitePolicy) -> str:
-    gives = "consents" if policy.consents(word) else "does not consent and takes no part in that exchange"
+    asked = f"consent to {word}: the job asks for it; this kit"
+    if not policy.consents(word):
+        return f"{asked} does not consent and takes no part in that exchange"
     whom = "every consenting site" if policy.recipients is None else ", ".join(policy.recipients) or "no site"
-    return f"consent to {word}: the job asks for it; this kit {gives}" + (f", for {whom}" if policy.consents(word) else "")
+    whose = "" if policy.senders is None else f", and uses what {', '.join(policy.senders) or 'no site'} gives"
+    return f"{asked} consents, for {whom}{whose}"
 
 
 def _tensors(job: Job) -> str:

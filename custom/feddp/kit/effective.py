@@ -16,6 +16,7 @@ WORDS = {
     "device": "computes on",
     "consent": "gives to other sites, in addition to the shared tensors that the server averages",
     "recipients": "gives to these sites",
+    "senders": "uses what these sites give, in exchanges",
     "private": "never shares, with any method",
     "methods": "accepts these methods",
     "spectra": "mean spectra of groups of patients that a job may ask for, at most",

@@ -143,7 +143,7 @@ class Method:
     phases = 1  # number of phases per round, each ended by an aggregation; `site.phase` is the current one
     aggregations: tuple[str, ...] = AGGREGATIONS  # the settings of `aggregation` with which the method is defined
     label = ""  # the method's name in tables of a comparison, where the name it is called by would claim more than it does
-    best_per_site = False  # True: sites that share nothing deploy the best round of their own, not the best by their mean
+    best_per_site = False  # True: sites that share nothing deploy the best round of their own, not a common one
     uses_loss = True  # False: the setting `loss` has no part in its training
     # is raised, and never lowered, by a change after which an equal plan of this method and those that build on it alone gives
     # other results (`behaviour_of`)

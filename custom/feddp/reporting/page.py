@@ -88,7 +88,7 @@ def _title(results: Mapping[str, Any]) -> str:
 
 
 def _selected(results: Mapping[str, Any]) -> str:
-    joint = f"best by mean validation IoU: {results['best_round']}"
+    joint = f"best by the sites' validation IoU: {results['best_round']}"
     if results.get(BEST_PER_SITE):
         own = {site: entry["round"] for site, entry in sorted(results["sites"].items()) if "round" in entry}
         told = "; ".join([*(f"{site}: {round}" for site, round in own.items()), joint])

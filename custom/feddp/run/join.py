@@ -22,15 +22,16 @@ from feddp.data.loading import batches
 from feddp.errors import FedDPError, InputError
 from feddp.files import RESULTS, SHARED, read_results
 from feddp.methods import METHODS
-from feddp.methods.aggregation import Spec
 from feddp.methods.base import TRAIN, TUNE
 from feddp.partition import ROLES, Rule, Tensors, chosen, select, some
-from feddp.plan.resolve import build_network, initial_tensors, partition_of
+from feddp.plan.resolve import build_network, initial_tensors
 from feddp.plan.schema import Plan
+from feddp.protocol import Sent
 from feddp.run.session import copy_results, finish, fresh
 from feddp.stages.evaluate import evaluate
 from feddp.stages.results import gathered
 from feddp.stages.site import Site
+from feddp.stages.tensors import Expected
 from feddp.stages.train import adopt
 from feddp.stages.tune import tune
 from feddp.training.calibration import Report
@@ -75,7 +76,7 @@ def join(
     asked_for(device)
     network = build_network(plan)
     chosen(network, train)  # refuses an unknown role before files are written
-    Spec.of(network.state_dict(), partition_of(plan, network).shared).check(str(run / SHARED), shared)
+    Expected(plan, network).check(Sent.SHARED, str(run / SHARED), shared)
     fresh(out)
     settle(device, threads=1)  # as at a site: bit-equal on machines of one kind
     site = _opened(opened, local_plan, out, device, first, train)

@@ -5,11 +5,12 @@ for the unseen site. The unseen site answers with numbers only; its images and m
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from feddp import protocol
@@ -21,7 +22,7 @@ from feddp.errors import ContributionError, InputError, PolicyError, Stopped
 from feddp.networks.metadata import ZSCORE
 from feddp.networks.weights import read_network
 from feddp.partition import Tensors
-from feddp.plan.resolve import require_initial
+from feddp.plan.resolve import build_network, require_initial
 from feddp.protocol import ROUNDED, STD_WITHHELD, WITHHELD, Sent
 from feddp.sealing.peers import whole
 from feddp.stages import exchange
@@ -32,6 +33,7 @@ from feddp.stages.server import Server
 from feddp.stages.site import last_network
 from feddp.training.columns import METRICS, columns
 from feddp.training.device import usable
+from feddp.training.metrics import require_finite_of
 from feddp.training.seeds import seed_of
 from feddp.training.store import by_site, together
 
@@ -136,10 +138,13 @@ def _adapt(host: Host, request: AdaptationRequest, tensors: Mapping[str, Tensor]
     personal = by_site(tensors)
     shared = personal.pop(GLOBAL, {})
     require_initial(host.plan, f"site {host.name} was sent as the global model", shared)
+    if not personal:
+        raise PolicyError(f"site {host.name}: no donor's network is left; `senders` in its privacy.json must name a donor")
+    own, left_out = _seeded(request.request, host.secret), partial(host.left_out, protocol.ADAPT)
     # the server cannot check sealed models, so the site checks them
-    personal = whole(personal, partial(host.expected.check, Sent.MODEL), partial(host.left_out, protocol.ADAPT))
+    personal = whole(personal, partial(host.expected.check, Sent.MODEL), left_out)
+    personal = whole(personal, _trial(host, own, where), left_out)
     models = Models.of(personal, completed(shared, personal), host.plan.metadata)
-    own = _seeded(request.request, host.secret)
 
     def report(epoch: int, loss: float) -> None:
         host.store.record(protocol.ADAPT, epoch=epoch, of=own.settings.epochs, loss=loss)
@@ -151,6 +156,20 @@ def _adapt(host: Host, request: AdaptationRequest, tensors: Mapping[str, Tensor]
     if losses := done["losses"]:
         numbers |= {"loss_before": losses[0], "loss": losses[done["kept_epoch"]], "epoch": done["kept_epoch"]}
     return numbers | ({"scores": done["scores"]} if own.score else {})
+
+
+def _trial(host: Host, request: AdaptationOptions, where: torch.device) -> Callable[[str, Tensors], None]:
+    """Returns a check of a donor's network: it raises ContributionError if a map of the first batch of images is not finite."""
+    source, network = fitting(host.data, host.plan, request.score), build_network(host.plan).to(where).eval()
+    first = replace(source, files=source.files[: request.settings.batch])
+    images = torch.stack(first.read(host.plan.channels, host.plan.size, host.plan.training.normalise)[0]).to(where)
+
+    @torch.no_grad()
+    def check(donor: str, state: Tensors) -> None:
+        network.load_state_dict(state)
+        require_finite_of(donor, network(images))
+
+    return check
 
 
 def _seeded(request: AdaptationOptions, secret: str) -> AdaptationOptions:

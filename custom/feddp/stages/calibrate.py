@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from functools import partial
 
 from feddp import protocol
-from feddp.methods.aggregation import Spec
+from feddp.errors import FedDPError
 from feddp.methods.base import CALIBRATE, STAGES, TRAIN
 from feddp.partition import Tensors
 from feddp.plan.resolve import exchanged
+from feddp.protocol import Sent
 from feddp.sealing.peers import LeftOut, unnoted, whole
 from feddp.stages import exchange
 from feddp.stages.host import Host
@@ -48,7 +49,7 @@ def personal(site: Site) -> Tensors:
 def calibrate(site: Site, peers: Mapping[str, Tensors], left_out: LeftOut = unnoted) -> Tuned:
     """Runs the calibration with the peers' personal tensors {site: tensors}. Without peers, λ is 0.
 
-    A peer whose tensors are not exactly what rebuilds its network is left out.
+    A peer is left out whose tensors are not exactly what rebuilds its network, or whose network gives maps that are not finite.
 
     Raises:
         ContributionError: this is so of every peer.
@@ -58,17 +59,24 @@ def calibrate(site: Site, peers: Mapping[str, Tensors], left_out: LeftOut = unno
     site.restore(site.latest(before=SLOT))
     site.store.remove(PEERS)
     if peers and settings.lambda_ > 0:
-        own = site.network.state_dict()
-        spec = Spec.of(own, exchanged(site.plan, site.partition))
-        site.store.write(PEERS, together(whole(peers, spec.check, left_out)))
-        samples = site.placed(with_inconsistency(site.network, peer_networks(site), samples, settings.delta))
+        used = whole(peers, partial(site.expected.check, Sent.PERSONAL), left_out)
+
+        def unusable(peer: str, why: FedDPError) -> None:
+            del used[peer]
+            left_out(peer, why)
+
+        networks = _networks(site, used)
+        samples = site.placed(with_inconsistency(site.network, networks, samples, settings.delta, unusable))
+        site.store.write(PEERS, together(used))
         loss = calibration_loss(loss, settings.lambda_, settings.delta)
     return tuned(site, SLOT, settings.calibration_epochs, settings.calibration_lr, loss, samples)
 
 
 def peer_networks(site: Site) -> dict[str, Tensors]:
-    """Rebuilds the peers' networks from γ of the common start and each peer's personal tensors."""
-    if not site.store.has(PEERS):
-        return {}
+    """Rebuilds the networks of the peers that were used, from γ of the common start and each one's personal tensors."""
+    return _networks(site, by_site(site.store.read(PEERS)[0])) if site.store.has(PEERS) else {}
+
+
+def _networks(site: Site, peers: Mapping[str, Tensors]) -> dict[str, Tensors]:
     start, _ = site.store.read(STAGES[TRAIN])
-    return {peer: start | given for peer, given in by_site(site.store.read(PEERS)[0]).items()}
+    return {peer: start | given for peer, given in peers.items()}

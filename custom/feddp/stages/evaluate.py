@@ -15,6 +15,7 @@ from feddp.files import replacing
 from feddp.methods.base import CALIBRATE, HEADS, SPECTRA, STAGES
 from feddp.protocol import ROUNDED, STD_WITHHELD, TEST_FLAGS, VOLUMES, WHEN, WITHHELD, Sent
 from feddp.reading import is_number
+from feddp.sealing.peers import LeftOut, unnoted
 from feddp.stages.calibrate import peer_networks
 from feddp.stages.empty import of_masks
 from feddp.stages.host import Host
@@ -25,7 +26,7 @@ from feddp.stages.server import Server
 from feddp.stages.site import PEERS, Site
 from feddp.training.columns import METRICS, MM, VOLUME_METRICS, columns
 from feddp.training.loop import predict
-from feddp.training.metrics import Row, foreground, largest_components, measure, millimetres, summarize
+from feddp.training.metrics import Row, foreground, largest_components, measure, millimetres, require_finite_of, summarize
 from feddp.training.spectra import SLOT as RECEIVED_SPECTRA
 from feddp.training.volumes import measure_in_mm, measure_volumes
 
@@ -91,7 +92,7 @@ def _used(stages: set[str], sent: list[str], answer: Message) -> list[str]:
     """Returns the peers, of those `sent` to a site, with which it calibrated its network: it measures the networks of exactly
     these. Where it says nothing of them (its policy withholds it, or heads were exchanged), all count that it was sent."""
     measured = answer.scalars.get("peers")
-    return [peer for peer in sent if peer in measured] if measured and HEADS not in stages else sent
+    return sent if measured is None or HEADS in stages else [peer for peer in sent if peer in measured]
 
 
 def _row(site: str, answer: Message) -> dict[str, Any]:
@@ -133,11 +134,13 @@ def answer(task: str, message: Message, host: Host) -> Message:
     untuned = message.scalars.get(UNTUNED)
     if isinstance(untuned, list) and site.name in untuned:  # a server may send anything
         site.forget([STAGES[stage] for stage in _EXCHANGES])
-    return Message(scalars=evaluate(site))
+    return Message(scalars=evaluate(site, partial(host.left_out, task)))
 
 
-def evaluate(site: Site) -> dict[str, Any]:
+def evaluate(site: Site, left_out: LeftOut = unnoted) -> dict[str, Any]:
     """Test metrics of this site's network before and after its last stage, and of its peers' networks.
+
+    `left_out` is told each peer whose network's maps are not finite; it has no metrics.
 
     Per-image values are written to `images.csv` and per-case values to `cases.csv`; these files stay at the site, and with them
     the distances in millimetres. Asked again about the same networks, the site returns the same result, which it could not
@@ -162,7 +165,12 @@ def evaluate(site: Site) -> dict[str, Any]:
     if site.folder.volumes:
         found[VOLUMES] = _summaries(site, "case", {slot: cases for slot, (_, cases) in measured.items()}, before, final)
     found |= {name: True for name, true in zip(TEST_FLAGS, of_masks(site.test), strict=True) if true}
-    found["peers"] = {peer: _summary(_measure(site, state, own=False)[0]) for peer, state in peer_networks(site).items()}
+    found["peers"] = {}
+    for peer, state in peer_networks(site).items():
+        try:
+            found["peers"][peer] = _summary(_measure(site, state, peer)[0])
+        except ContributionError as error:  # of this peer alone; unlike a training, the evaluation needs none
+            left_out(peer, error)
     site.keep_evaluation(found)
     _forget_peers(site)
     return found
@@ -185,11 +193,14 @@ def _summaries(site: Site, what: str, rows: Mapping[str, Rows], before: str, fin
     return {when: _summary(rows[slot]) for when, slot in zip(WHEN, (before, final), strict=True)}
 
 
-def _measure(site: Site, state: Mapping[str, Tensor], own: bool = True) -> tuple[Rows, Rows]:
+def _measure(site: Site, state: Mapping[str, Tensor], peer: str = "") -> tuple[Rows, Rows]:
     """Returns the metrics per test image, by file stem, and per case if the images are slices of volumes.
 
-    Those of several classes have each class's values too; those of this site's `own` networks, where a spacing is known,
-    distances in millimetres.
+    Those of several classes have each class's values too; those of this site's own networks (no `peer`), where a spacing is
+    known, distances in millimetres.
+
+    Raises:
+        ContributionError: the network is a peer's, and its maps are not finite.
     """
     site.network.load_state_dict(state)
     classes = site.plan.classes
@@ -197,10 +208,12 @@ def _measure(site: Site, state: Mapping[str, Tensor], own: bool = True) -> tuple
     maps: list[Tensor] = []
     listed = {row.image: row for row in site.folder.rows}
     where = [listed[sample["stem"]] for sample in site.test]
-    spacings = [spacing(site.folder, row, site.plan.size) if own else None for row in where]
+    spacings = [None if peer else spacing(site.folder, row, site.plan.size) for row in where]
     for predicted, batch in predict(site.network, site.test):
         if site.stopped():
             raise Stopped("the evaluation was stopped: the job was aborted")
+        if peer:
+            require_finite_of(peer, predicted)
         part = largest_components(predicted) if site.plan.training.largest_component else predicted
         for row, maps_of, truth in zip(measure(part, batch["mask"], classes), part, batch["mask"], strict=True):
             mm = spacings[len(rows)]

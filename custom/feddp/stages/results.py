@@ -25,7 +25,7 @@ def gathered(
         sites: {site: summaries (`metrics.summarize`) of its network under the names WHEN, and other entries; "round" is its
             own best round, where each site adopts that (`Plan.best_per_site`)}. The average has VOLUMES if every site has
             them. A site with WITHHELD may lack summaries; the average is then over the other sites.
-        start_round, best_round: the round selected after stage 1 for all sites, and the best round by mean validation IoU.
+        start_round, best_round: the round selected after stage 1 for all sites, and the best by their validation IoU.
         missing: {site without a result: the reason}.
         matrix: {site: {model: summary}} of the sites that exchanged with consent.
         nbytes: size of one exchange of the shared and of the personal tensors.

@@ -18,10 +18,11 @@ from feddp.errors import FedDPError, InputError, SharedError
 from feddp.files import write_json
 from feddp.methods.base import STAGES
 from feddp.partition import Rule, Tensors, chosen, constants
-from feddp.plan.resolve import build_method, build_network, partition_of
+from feddp.plan.resolve import build_method, build_network
 from feddp.plan.schema import Plan
-from feddp.protocol import WHEN
+from feddp.protocol import WHEN, Sent
 from feddp.stages.movement import Movement, Reach
+from feddp.stages.tensors import Expected
 from feddp.training.calibration import mean_scores
 from feddp.training.columns import METRICS, columns
 from feddp.training.device import require_bfloat16, usable
@@ -95,7 +96,8 @@ class Site:
         if initial is not None:
             self.network.load_state_dict(initial)
         self.method.opened(self)
-        self.partition = partition_of(plan, self.network)
+        self.expected = Expected(plan, self.network)
+        self.partition = self.expected.partition
         self._first_shared, self._first_private = self.partition.split(self.network.state_dict())
         self._constants = constants(self.network)
         self._loss = segmentation_loss(plan.training.loss)
@@ -170,8 +172,13 @@ class Site:
         """Returns v_k = γ ∪ ρ_k: shared tensors and the state's private tensors, or the initial ones if the state has none.
 
         Constant buffers are this site's own: those that return may be rounded, or carry a privacy filter's noise.
+
+        Raises:
+            InputError, ContributionError: `shared` is not exactly the shared tensors, with values in their domains.
         """
-        return self.partition.join(shared, state.private or self._first_private) | self._constants
+        joined = self.partition.join(shared, state.private or self._first_private)
+        self.expected.check(Sent.SHARED, f"{self.name} was sent γ", shared)
+        return joined | self._constants
 
     def new_optimizer(self, lr: float, history: Tensors) -> torch.optim.AdamW:
         """Returns an optimiser of the network that continues from `history`, which may be empty."""

@@ -21,7 +21,7 @@ from feddp.stages.host import Host
 from feddp.stages.message import Message
 from feddp.stages.server import Server
 from feddp.stages.site import Site
-from feddp.stages.tensors import AMPLITUDE, Expected
+from feddp.stages.tensors import AMPLITUDE
 from feddp.training.seeds import generator
 from feddp.training.spectra import SLOT, group_means, of_patients
 from feddp.training.store import by_site
@@ -67,7 +67,7 @@ def keep(site: Site, peers: Mapping[str, Mapping[str, Tensor]], left_out: LeftOu
     Raises:
         ContributionError: this is so of every peer; nothing is stored.
     """
-    peers = whole(peers, partial(Expected(site.plan).check, Sent.AMPLITUDES), left_out)
+    peers = whole(peers, partial(site.expected.check, Sent.AMPLITUDES), left_out)
     site.store.remove(SLOT)
     if peers:
         site.store.write(SLOT, {peer: tensors[AMPLITUDE] for peer, tensors in peers.items()})

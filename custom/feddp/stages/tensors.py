@@ -1,4 +1,4 @@
-"""The tensors of each answer: one rule for a site's guard and for the server."""
+"""The tensors of each answer: one rule for a site's guard, for the server and for the site that receives them."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -6,6 +6,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from feddp.domains import Domain, amplitudes, domains
 from feddp.errors import ContributionError
 from feddp.methods.aggregation import Spec
 from feddp.partition import Partition, Tensors
@@ -18,10 +19,16 @@ AMPLITUDE = "amplitude"  # (N, channels, 2b+1, 2b+1): N means over groups of pat
 
 
 class Expected:
-    """Names, shapes and types of the tensors in a plan's answers."""
+    """Names, shapes, types and domains of the tensors in a plan's answers.
 
-    def __init__(self, plan: Plan):
+    Args:
+        network: the plan's network, where it is built already.
+    """
+
+    def __init__(self, plan: Plan, network: nn.Module | None = None):
         self.plan = plan
+        if network is not None:
+            self.network = network
 
     @cached_property
     def network(self) -> nn.Module:
@@ -31,6 +38,11 @@ class Expected:
     @cached_property
     def partition(self) -> Partition:
         return partition_of(self.plan, self.network)
+
+    @cached_property
+    def domains(self) -> dict[str, Domain]:
+        """The values that each tensor of the network may hold."""
+        return domains(self.network)
 
     def parameters(self, tensors: Mapping[str, Tensor]) -> Tensors:
         """Returns the parameters among some of the network's tensors, without the buffers."""
@@ -50,15 +62,16 @@ class Expected:
         return tuple(self.network.state_dict()) if sent is Sent.MODEL else ()
 
     def spec(self, sent: Sent, means: int | None = None) -> Spec:
-        """Returns their shapes and types; amplitudes are so many `means`, default: the plan's maximum."""
+        """Returns their shapes, types and domains; amplitudes are so many `means`, default: the plan's maximum."""
         if sent is Sent.AMPLITUDES:
             side = 2 * radius(self.plan.size, self.plan.size) + 1
             count = self.plan.hyper.spectra if means is None else means
-            return Spec({AMPLITUDE: (torch.Size((count, self.plan.channels, side, side)), torch.float32)})
-        return Spec.of(self.network.state_dict(), self.names(sent))
+            shape = torch.Size((count, self.plan.channels, side, side))
+            return Spec({AMPLITUDE: (shape, torch.float32)}, {AMPLITUDE: amplitudes(self.plan.size)})
+        return Spec.of(self.network.state_dict(), self.names(sent), self.domains)
 
     def check(self, sent: Sent, site: str, tensors: Mapping[str, Tensor]) -> None:
-        """Refuses anything but exactly these tensors, with finite values.
+        """Refuses anything but exactly these tensors, with finite values in their domains (`feddp.domains`).
 
         Raises:
             ContributionError: names the site, the tensor and what is wrong with it.

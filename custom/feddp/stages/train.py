@@ -7,6 +7,7 @@ shared and the method says so (Local Train), the best round is each site's own.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from feddp.stages.stopwatch import Stopwatch
 from feddp.training.store import State
 
 START = STAGES[TRAIN]
+DIGITS = 6  # scores have three decimals, so differences of floats that are smaller are none
 BEST_ROUND, BEST_IOU = "best/round", "best/iou"  # entries of a site's memory: its own best round
 
 # --- at the server -------------------------------------------------------------------------------------------------------
@@ -81,10 +83,10 @@ def serve(server: Server) -> None:
 
 
 class Best:
-    """Tracks the best round by mean validation IoU over the same sites; of equal rounds, the first.
+    """Tracks the best round by the sites' validation IoU; of equal rounds, the first (`compared`).
 
-    A site that is absent once must not decide: without the weakest site, a round's mean is higher. So two rounds are compared
-    over the sites whose scores of both are known. A site that did not score the best round keeps its part in the choice: its
+    A site that is absent once must not decide, as it would for a mean if it is the weakest. So two rounds are compared over the
+    sites whose scores of both are known. A site that did not score the best round keeps its part in the choice: its
     score of an earlier best round counts instead or, of a site that came later, its first one. A site that never sends a score
     has no part.
     """
@@ -116,12 +118,16 @@ class Best:
 def compared(ious: Mapping[str, float], best: Mapping[str, float]) -> tuple[bool, dict[str, float]]:
     """Compares a round's scores by site with those that count for the best round.
 
+    A round is better if the median of the sites' own differences is above 0. Scores are claims: a mean of three sites would
+    follow one that claims 1. If fewer than half of at least three sites lie, the median lies between two honest differences. Of
+    two sites the median is the mean.
+
     Returns:
-        Whether their mean over the sites in both is higher; without such a site it is not. Then the scores that count from now.
+        Whether the round is better over the sites in both; without such a site it is not. Then the scores that count from now.
     """
-    common = sorted(ious.keys() & best.keys())
-    mean, highest = (sum(scores[site] for site in common) / max(1, len(common)) for scores in (ious, best))
-    return mean > highest, {**best, **ious} if mean > highest else {**ious, **best}
+    gains = [ious[site] - best[site] for site in sorted(ious.keys() & best.keys())]
+    better = bool(gains) and round(median(gains), DIGITS) > 0
+    return better, {**best, **ious} if better else {**ious, **best}
 
 
 def _ask_to_train(server: Server, shared: Tensors, t: int, phase: int, spool: Spool) -> dict[str, Message]:

@@ -22,7 +22,7 @@ TAGS = {
     "val/dice/SITE": "validation Dice of the networks after the round's mean, with each site's private tensors",
     "val/dice/mean": "its mean over the sites",
     "val/iou/SITE": "the same for IoU",
-    "val/iou/mean": "its mean over the sites; the best round has the highest, over the same sites",
+    "val/iou/mean": "its mean over the sites; the best round is chosen by the median of the sites' differences",
     "round/seconds": "seconds of the whole round",
     "round/beyond_compute": "the same without the work of the slowest site",
     "round/combining": "seconds of the mean",

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from feddp.data.loading import Batch, Sample
 from feddp.errors import InputError
+from feddp.sealing.peers import LeftOut, good, unnoted
 from feddp.training.loop import BatchLoss, adamw, copy_of, fit_epoch, predict
 from feddp.training.losses import auxiliary_loss, inconsistency, inconsistency_std
-from feddp.training.metrics import DIVERGED, overlap
+from feddp.training.metrics import DIVERGED, overlap, require_finite_of
 from feddp.training.seeds import seed_of
 from feddp.training.settings import Training
 
@@ -79,15 +80,26 @@ def mean_scores(network: nn.Module, samples: Sequence[Sample]) -> dict[str, floa
 
 
 def with_inconsistency(
-    network: nn.Module, peers: Mapping[str, Mapping[str, Tensor]], samples: Sequence[Sample], delta: str
+    network: nn.Module,
+    peers: Mapping[str, Mapping[str, Tensor]],
+    samples: Sequence[Sample],
+    delta: str,
+    left_out: LeftOut = unnoted,
 ) -> list[Sample]:
     """Returns `samples`, each with one more tensor for δ, computed once from frozen networks.
+
+    A peer is left out whose network's maps of any sample are not finite: one such value would spoil the site's loss.
 
     Args:
         network: the site's network at the start of the stage; its weights do not change.
         peers: the whole networks of the other consenting sites, as state dicts, by site.
         delta: "frozen" adds `delta` (C,H,W); "std" adds its unscaled standard deviation over all K maps under the same
             name; "live" adds the peers' maps, `peers` ((K-1)·C,H,W).
+        left_out: is told each peer that is left out, and why.
+
+    Raises:
+        InputError: there is no peer.
+        ContributionError: all are left out.
     """
     if not peers:
         raise InputError("inconsistency needs at least one peer; a site without peers is tuned with λ = 0")
@@ -97,18 +109,21 @@ def with_inconsistency(
         network.load_state_dict(state)
         return torch.cat([part.cpu() for part, _ in predict(network, samples)])
 
-    own = maps_of(own_state)
-    others = (maps_of(peers[site]) for site in sorted(peers))
-    if delta == "frozen":
-        # peer by peer: at full size, all K maps of all samples would take several times the memory of the data
-        values = torch.zeros_like(own)
-        for maps in others:
-            values = values + inconsistency(own, maps[None])
-        values = values / len(peers)
-    else:
-        all_maps = torch.stack([own, *others])
-        values = inconsistency_std(all_maps) if delta == "std" else all_maps[1:].transpose(0, 1).flatten(1, 2)
-    network.load_state_dict(own_state)
+    def maps_of_peer(peer: str) -> Tensor:
+        return require_finite_of(peer, maps_of(peers[peer]))
+
+    own, names = maps_of(own_state), sorted(peers)
+    try:
+        if delta == "frozen":
+            # peer by peer: at full size, all K maps of all samples would take several times the memory of the data
+            values = torch.zeros_like(own)
+            used = good(names, lambda peer: values.add_(inconsistency(own, maps_of_peer(peer)[None])), left_out)
+            values = values / len(used)
+        else:
+            all_maps = torch.stack([own, *good(names, maps_of_peer, left_out).values()])
+            values = inconsistency_std(all_maps) if delta == "std" else all_maps[1:].transpose(0, 1).flatten(1, 2)
+    finally:
+        network.load_state_dict(own_state)
     if delta == "live":
         return [{**sample, "peers": value} for sample, value in zip(samples, values, strict=True)]
     return [{**sample, "delta": value} for sample, value in zip(samples, values, strict=True)]

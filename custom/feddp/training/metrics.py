@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feddp.errors import InputError
+from feddp.errors import ContributionError, InputError
 from feddp.training.columns import DISTANCES, MM_METRICS, in_mm, of_class
 
 THRESHOLD = 0.5
@@ -94,6 +94,13 @@ def require_finite(probabilities: Tensor) -> Tensor:
     if not torch.isfinite(probabilities).all():
         raise InputError(DIVERGED)
     return probabilities
+
+
+def require_finite_of(peer: str, maps: Tensor) -> Tensor:
+    """Returns the maps of a peer's network; raises ContributionError, which names the peer, if a value is not finite."""
+    if not torch.isfinite(maps).all():
+        raise ContributionError(f"site {peer}: its network's maps of this site's images are not finite, so it is not used")
+    return maps
 
 
 def foreground(probabilities: Tensor) -> Tensor:

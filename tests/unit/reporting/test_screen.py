@@ -54,9 +54,9 @@ def test_the_title_says_what_was_done_and_the_note_what_the_columns_are():
 
 
 def test_the_page_says_which_round_was_selected():
-    assert "Stage 1 selected round 1 (best by mean validation IoU: 1)." in write_markdown(results())
+    assert "Stage 1 selected round 1 (best by the sites' validation IoU: 1)." in write_markdown(results())
     own = write_markdown(results(best_per_site=True))
-    assert "Stage 1 selected each site's own best round by validation IoU (best by mean validation IoU: 1)." in own
+    assert "Stage 1 selected each site's own best round by validation IoU (best by the sites' validation IoU: 1)." in own
 
 
 def test_one_number_alone_has_no_deviation():

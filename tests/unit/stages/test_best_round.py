@@ -1,4 +1,4 @@
-"""The round that stage 1 selects: the highest mean validation IoU over the sites; of equal rounds, the first."""
+"""The round that stage 1 selects, by the median of the sites' differences in validation IoU; of equal rounds, the first."""
 
 from types import SimpleNamespace
 
@@ -35,6 +35,25 @@ def noted(*rounds):
     for round, ious in enumerate(rounds, 1):
         tracker.note(round, {site: Message(scalars={"iou": iou}) for site, iou in ious.items()})
     return memory, marked
+
+
+@pytest.mark.parametrize("sites", [3, 4, 5])
+@pytest.mark.parametrize(("step", "claims", "best"), [(-0.01, (0.0, 1.0), 1), (0.01, (1.0, 0.0), 2)])
+def test_one_liar_does_not_outweigh_the_other_sites(sites, step, claims, best):
+    """All honest sites lose (or win) 0.01 in round 2, and one site claims to win (lose) 1. The mean of five follows the liar:
+    (1 − 4 · 0.01)/5 > 0. The median of the differences is an honest one, or of four lies between two honest ones."""
+    honest = [f"H{number}" for number in range(sites - 1)]
+    rounds = [dict.fromkeys(honest, 0.5 + step * t) | {"liar": claims[t]} for t in (0, 1)]
+    first, second = (sum(ious.values()) / sites for ious in rounds)
+    assert (second > first) is (best == 1), "the control: the mean chooses the other round"
+    assert noted(*rounds)[0].best_round == best
+
+
+def test_differences_that_cancel_are_no_difference():
+    """+0.001 and −0.001, which as floats sum to 5e-17, or less than nothing: round 1 stays."""
+    memory, _ = noted({"A": 0.811, "B": 0.702}, {"A": 0.812, "B": 0.701})
+    assert memory.best_round == 1
+    assert noted({"A": 0.5, "B": 0.5}, {"A": 0.501, "B": 0.5})[0].best_round == 2, "half of a thousandth counts"
 
 
 @pytest.mark.parametrize("absent", range(1, 9))
@@ -143,7 +162,7 @@ def test_a_state_that_is_not_the_best_is_removed(open_site, toy, ious):
 
 @pytest.mark.parametrize(("method", "named"), [("local", True), ("fedavg", False)])
 def test_the_results_name_the_round_of_each_site(tiny_root, tmp_path, toy, monkeypatch, method, named):
-    """site-1's IoU falls, site-2's rises, and site-2's more: the mean is best in round 3, site-1's own in round 1. What each
+    """site-1's IoU falls, site-2's rises, and site-2's more: all choose round 3, and site-1's own best is round 1. What each
     site adopted is in its own record: the round that it scored last."""
     scored = {}
 
@@ -164,5 +183,5 @@ def test_the_results_name_the_round_of_each_site(tiny_root, tmp_path, toy, monke
     assert {site: entry.get("round") for site, entry in results["sites"].items()} == (
         adopted if named else {"site-1": None, "site-2": None}
     )
-    said = "(site-1: 1; site-2: 3; best by mean validation IoU: 3)"
+    said = "(site-1: 1; site-2: 3; best by the sites' validation IoU: 3)"
     assert (said in (out / "results.md").read_text()) is named

@@ -236,9 +236,9 @@ def test_igc_after_the_exchange_rebuilds_the_peer_s_network(open_sites, ious, mo
     assert personal(two).keys() == set(two.partition.private)
     seen = []
 
-    def spy(network, peers, samples, delta):
+    def spy(network, peers, *rest):
         seen.append(peers)
-        return with_inconsistency(network, peers, samples, delta)
+        return with_inconsistency(network, peers, *rest)
 
     monkeypatch.setattr("feddp.stages.calibrate.with_inconsistency", spy)
     tuned = calibrate(one, {"site-2": personal(two)})

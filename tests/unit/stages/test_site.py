@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 import shutil
 from types import SimpleNamespace
@@ -28,7 +29,7 @@ from feddp.training.calibration import mean_scores
 from feddp.training.columns import METRICS, columns
 from feddp.training.loop import predict
 from feddp.training.metrics import measure, summarize
-from feddp.training.store import Store
+from feddp.training.store import Store, together
 from support.disk import full
 from support.small import paired
 
@@ -387,6 +388,7 @@ def test_stages_that_come_again_end_in_the_same_bits(adopted):
         (lambda t: t.update(extra=torch.zeros(1)), "extra is not expected"),
         (lambda t: t.update({"q.bias": torch.zeros(5)}), r"q.bias is \(5,\)"),
         (lambda t: t["q.bias"].fill_(float("nan")), "q.bias holds values that are not finite"),
+        (lambda t: t["q.bias"].fill_(1e9), "q.bias holds 1e.09, but a weight is from -65504 to 65504"),
     ],
 )
 def test_a_peer_with_wrong_tensors_is_named(adopted, harm, message):
@@ -403,6 +405,51 @@ def test_a_peer_with_wrong_tensors_is_named(adopted, harm, message):
     assert [*told] == ["site-2"], "one that is good is enough"
     assert {name.split("/")[0] for name in tensors(one, "peers")} == {"site-3"}
     assert one.store.has("calibrated")
+
+
+def test_one_negative_variance_of_a_peer_leaves_that_peer_out_and_the_others_are_used(adopted):
+    """With it the peer's network gives NaN, and with that the site's own loss: it would be told to lower its rate."""
+    one, two = adopted(method="fedbn", stages=("train", "calibrate"))
+    given = personal(two)
+    bad = {name: value.clone() for name, value in given.items()}
+    bad["norm.running_var"][0] = -1
+    told = {}
+    done = calibrate(one, {"site-2": bad, "site-3": given}, told.__setitem__)
+    assert np.isfinite(done.losses).all()
+    assert [*told] == ["site-2"]
+    assert "site site-2: norm.running_var holds -1, but a running variance is from 0 to 65504" in str(told["site-2"])
+    assert {name.split("/")[0] for name in tensors(one, "peers")} == {"site-3"}
+
+
+def test_a_peer_whose_network_gives_no_finite_maps_is_left_out_of_the_calibration(adopted, monkeypatch):
+    """Its tensors are in their domains, and the network that they complete gives NaN: what it gives is not stored either."""
+    one, two = adopted()
+    given = personal(two)
+    bad = {name: torch.full_like(value, 7) for name, value in given.items()}
+    forward, told = type(one.network).forward, {}
+    monkeypatch.setattr(
+        type(one.network), "forward", lambda self, x: forward(self, x) * (math.nan if self.q.bias[0] == 7 else 1)
+    )
+    done = calibrate(one, {"site-2": bad, "site-3": given}, told.__setitem__)
+    assert np.isfinite(done.losses).all()
+    assert [*told] == ["site-2"]
+    assert {name.split("/")[0] for name in tensors(one, "peers")} == {"site-3"}
+    one.store.write("peers", together({"b": bad, "c": given}))
+    told.clear()
+    assert evaluate(one, told.__setitem__)["peers"].keys() == {"c"}, "nor of the evaluation, which goes on"
+    assert [*told] == ["b"]
+
+
+@pytest.mark.parametrize(("name", "value"), [("norm.running_var", -1.0), ("head.bias", 1e9), ("head.bias", math.nan)])
+def test_a_site_trains_on_no_gamma_that_means_nothing(open_site, plan_for, toy, name, value):
+    site = open_site(plan_for(network=toy))
+    gamma = {key: tensor.clone() for key, tensor in site.partition.split(site.network.state_dict())[0].items()}
+    gamma[name].fill_(value)
+    before = site.copy()
+    with pytest.raises(FedDPError, match=f"site site-1 was sent γ: {name} holds"):
+        train(site, gamma, 0)
+    assert same(before, site.copy())
+    assert site.store.latest() == 0
 
 
 @pytest.mark.usefixtures("_last_epoch_wins")

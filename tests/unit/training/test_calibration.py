@@ -97,6 +97,28 @@ def test_a_site_alone_has_no_delta():
         with_inconsistency(Constant(0.5), {}, samples(1), "frozen")
 
 
+@pytest.mark.parametrize("delta", ["frozen", "live", "std"])
+def test_a_peer_whose_maps_are_not_finite_is_left_out_by_name(delta):
+    """Peer a's network gives NaN for sample 9 alone, in the second batch: δ is that of b alone. If no peer is good, the site
+    does not go on as if it had none, and its network is itself again."""
+
+    class Rare(Constant):
+        def forward(self, x):
+            return torch.where((x == 9) & (self.bias == 7), math.nan, super().forward(x))
+
+    network, given, told = Rare(0.5), samples(10), {}
+    nine = {"weight": torch.zeros(1, 1, 1, 1), "bias": tensor([7.0])}
+    found = with_inconsistency(network, {"a": nine, "b": PEERS["b"]}, given, delta, told.__setitem__)
+    alone = with_inconsistency(network, {"b": PEERS["b"]}, given, delta)
+    key = "peers" if delta == "live" else "delta"
+    assert all(one[key].equal(other[key]) for one, other in zip(found, alone, strict=True))
+    assert [*told] == ["a"]
+    assert "site a: its network's maps of this site's images are not finite" in str(told["a"])
+    with pytest.raises(FedDPError, match="site a: its network's maps"):
+        with_inconsistency(network, {"a": nine}, given, delta)
+    assert all(network.state_dict()[name].equal(value) for name, value in constant(0.5).items())
+
+
 def seven(logits, batch):
     """A segmentation loss that is easy to add to."""
     return logits.sum() * 0 + 7
