@@ -96,10 +96,11 @@ def read_own(file: Path, refusal: type[FedDPError], remedy: str) -> dict[str, An
 
     Raises:
         FileNotFoundError: the file does not exist.
-        FedDPError: of the type `refusal`, with the remedy: it cannot be read, or holds something else, so it is damaged.
+        FedDPError: of the type `refusal`, with the remedy: it is a link out of its folder, cannot be read, or holds something
+            else, so it is damaged.
     """
     try:
-        content = read_json(file, RESULTS_BYTES)
+        content = read_json(file, RESULTS_BYTES, file.parent)
     except BadFile as bad:
         raise refusal(f"{file} {bad.problem.what}; {remedy}") from None
     if not isinstance(content, dict):

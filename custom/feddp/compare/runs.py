@@ -25,10 +25,12 @@ from feddp.data.digest import pixels_digest
 from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError, InputError
 from feddp.jobs.folder import federation_of
+from feddp.limits import TABLE_BYTES
 from feddp.methods import METHODS
 from feddp.methods.base import CALIBRATE, LOCAL_STAGES
 from feddp.plan.resolve import build_network, partition_of
 from feddp.plan.schema import Plan
+from feddp.reading import read
 from feddp.run import options as run_options
 from feddp.terminal import Screen
 from feddp.training.claim import release
@@ -168,7 +170,8 @@ class Campaign:
         """Of each site a digest of dataset.json and split.csv, and one of what images and masks show."""
         texts = {}
         for site in self.sites:
-            content = b"".join((self.data / site / name).read_bytes() for name in ("dataset.json", "split.csv"))
+            folder = self.data / site
+            content = b"".join(read(folder / name, TABLE_BYTES, folder) for name in ("dataset.json", "split.csv"))
             texts[site] = hashlib.sha256(content).hexdigest()
         return {"data": texts, PIXELS: {site: pixels_digest(SiteFolder.open(self.data / site)) for site in self.sites}}
 

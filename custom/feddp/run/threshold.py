@@ -15,7 +15,7 @@ from feddp.export.graph import Graph
 from feddp.files import write_json, writing
 from feddp.networks.metadata import TEST
 from feddp.networks.weights import fingerprint, read_network
-from feddp.reading import read_own
+from feddp.reading import read_own, real
 from feddp.run.conformal import largest_threshold, risk
 from feddp.terminal import note
 from feddp.training.device import asked_for
@@ -87,7 +87,7 @@ def calibrate(network: Path, data: Path, alpha: float, out: Path, device: str = 
 def read_threshold(file: Path, network: Path) -> float:
     """Returns the threshold in a file of `calibrate`; raises InputError if the file is damaged or of another network."""
     try:
-        content = read_own(file, InputError, "calibrate again")
+        content = read_own(real(file), InputError, "calibrate again")
     except FileNotFoundError:
         raise InputError(f"{file} does not exist; `feddp calibrate-threshold` writes it") from None
     value = content.get("threshold")
