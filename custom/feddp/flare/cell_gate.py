@@ -18,6 +18,7 @@ from feddp.flare.arrival import Arrival, Refused, shown
 from feddp.flare.audit import Refusals, plain_lines
 from feddp.flare.dead_connections import close_dead_connections
 from feddp.flare.logs import plain_records
+from feddp.flare.pods import restrict_pods
 from feddp.flare.streams import by_progress
 from feddp.flare.wire import holds_no_files, no_files
 
@@ -47,6 +48,7 @@ class Gate(FLComponent):
         by_progress()
         plain_lines()
         plain_records()
+        restrict_pods()
         close_dead_connections()  # here: every process with cells has a gate, built before FLARE's drivers
         self.refusals = Refusals()
         for cell in list(CoreCell.ALL_CELLS.values()):
