@@ -42,6 +42,7 @@ from feddp.networks.metadata import STEP
 from feddp.networks.weights import load_personal
 from feddp.plan.schema import Plan
 from feddp.protocol import TRAIN
+from feddp.terminal import say
 from feddp.training.device import wait
 from feddp.training.loop import predict
 from feddp.training.metrics import measure
@@ -291,13 +292,13 @@ def report(
 
 def row(*cells: object) -> None:
     """Prints a row of a table (Markdown), at once."""
-    print("|", " | ".join(map(str, cells)), "|", flush=True)
+    say(f"| {' | '.join(map(str, cells))} |")
 
 
 def line(name: str, figures: Mapping[str, Any], device: str = "cpu") -> None:
     """Prints figures as one line of JSON, at once: a run that is cut leaves those before."""
     found = {"benchmark": name, "date": date.today().isoformat(), "machine": machine(device), **figures}
-    print(json.dumps(readable(found), ensure_ascii=False, allow_nan=False), flush=True)
+    say(json.dumps(readable(found), ensure_ascii=False, allow_nan=False))
 
 
 def readable(value: Any) -> Any:

@@ -26,7 +26,6 @@ import argparse
 import csv
 import json
 import shutil
-import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -57,6 +56,7 @@ from feddp.protocol import WHEN
 from feddp.reading import counted, read_own
 from feddp.run.folders import remove_spare
 from feddp.run.options import Options, run_here
+from feddp.terminal import note, say
 from feddp.training.metrics import Row
 
 REFERENCE = "FedAvg"
@@ -297,9 +297,9 @@ def write_onsets(campaign: Campaign, rows: Rows, intervals: Intervals, over: str
                 table.writerow((label, FAMILIES[label], f"{value:g}", *cells, onsets[label]))
     line = {"dial": campaign.dial, "reference": REFERENCE, "chance": over, "onset": onsets}
     write_text(campaign.out / f"{campaign.dial}_onset.json", json.dumps(line, ensure_ascii=False) + "\n")
-    print(f"{campaign.dial}: from which value on the Dice exceeds {REFERENCE}'s beyond chance (95 % interval over {over})")
+    say(f"{campaign.dial}: from which value on the Dice exceeds {REFERENCE}'s beyond chance (95 % interval over {over})")
     for label, first in onsets.items():
-        print(f"{label:24} {FAMILIES[label]:22} {first}")
+        say(f"{label:24} {FAMILIES[label]:22} {first}")
     return onsets
 
 
@@ -371,7 +371,7 @@ def main(arguments: Sequence[str]) -> None:
         campaign.require_current(*made)
     campaign.claim(values)
     for number, (value, seed, label) in enumerate(runs, 1):
-        print(f"{number} of {len(runs)}: {campaign.dial} {value:g}, seed {seed}, {label}", file=sys.stderr, flush=True)
+        note(f"{number} of {len(runs)}: {campaign.dial} {value:g}, seed {seed}, {label}")
         rows += campaign.run(value, seed, label)
         write(campaign.out / f"{campaign.dial}.csv", rows)
     if len(seeds) < FEW:
@@ -381,4 +381,4 @@ def main(arguments: Sequence[str]) -> None:
         intervals, over = by_seeds(rows), f"{len(seeds)} seeds"
     onsets = write_onsets(campaign, rows, intervals, over)
     draw(campaign.out / f"{campaign.dial}.png", campaign.dial, rows, onsets)
-    print(campaign.out / f"{campaign.dial}.png")
+    say(campaign.out / f"{campaign.dial}.png")

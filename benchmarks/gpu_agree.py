@@ -17,7 +17,6 @@ times. A gradient jumps where a value changes its sign before a ReLU: on the CPU
 0.0013 in four. Less than 0.004 is allowed; TF32 gave 0.0047. A deviation is the larger share of what is allowed.
 """
 
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing
@@ -50,6 +49,7 @@ from feddp.protocol import CONSENTS
 from feddp.run import local, pooled, session
 from feddp.run.options import Options
 from feddp.run.session import Request
+from feddp.terminal import note
 from feddp.training.device import asked_for
 from feddp.training.graphs import replayed
 from feddp.training.settings import defaults
@@ -86,7 +86,8 @@ def main(arguments: Sequence[str]) -> None:
         longest_first = sorted(of, key=lambda method: method not in LONG)
         calls |= {name: (ROUNDS, of[name], given.device, name, data, Path(folder) / name) for name in longest_first}
         one_by_one = ((name, caught(judged, call)) for name, call in calls.items())
-        print("| compared | network | deviation | tolerance | outcome |\n|---|---|---|---|---|", file=sys.stderr)
+        note("| compared | network | deviation | tolerance | outcome |")
+        note("|---|---|---|---|---|")
         with closing(one_by_one if given.processes == 1 else apart(judged, calls, given.processes, PATIENCE)) as answers:
             for name, answer in answers:
                 compared, network = calls[name][:2]
@@ -95,7 +96,7 @@ def main(arguments: Sequence[str]) -> None:
                 line("gpu_agree", about | found, given.device)
                 deviation = f"{found['deviation']:.2g}" if "deviation" in found else ""
                 cells = (name, network, deviation, f"{found['tolerance']:.2g}", found["outcome"])
-                print("|", " | ".join(cells), "|", file=sys.stderr)  # stdout has JSON alone
+                note(f"| {' | '.join(cells)} |")  # stdout has JSON alone
                 wrong += [f"{name} ({found['outcome']})"] if found["outcome"] in (DISAGREES, FAILED) else []
     if wrong:
         raise FedDPError(f"{given.device} and the CPU were not found to agree in {', '.join(wrong)}; the lines above say more")

@@ -20,7 +20,6 @@ first). Kingma & Ba (2015, section 2.1) call m̂ / √v̂ a signal-to-noise rati
 """
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
@@ -43,6 +42,7 @@ from feddp.plan.resolve import build_network
 from feddp.plan.schema import Plan
 from feddp.run.join import first_of
 from feddp.run.session import WORKSPACE
+from feddp.terminal import note
 from feddp.training.loop import adamw, copy_of, predict
 from feddp.training.losses import segmentation_loss
 from feddp.training.store import Store, restore_optimizer
@@ -179,7 +179,7 @@ def moments(run: Path, plan: Plan, networks: Mapping[str, nn.Module]) -> dict[st
     for site, network in networks.items():
         folder = files_of(kept_below(run / WORKSPACE / site), LOCAL)
         if not folder.is_dir() or Store(folder).latest() < steps:
-            print(f"{folder} has no state after step {steps}: nothing on the steps of {site}'s Adam", file=sys.stderr)
+            note(f"{folder} has no state after step {steps}: nothing on the steps of {site}'s Adam")
             return {}
         kept = Store(folder).read_state(steps).optimizer
         optimizer = adamw(network, plan.training.lr, plan.training.weight_decay)

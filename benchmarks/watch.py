@@ -16,6 +16,7 @@ from feddp.errors import InputError
 from feddp.files import PROGRESS, Event, read_events
 from feddp.run.keeper import processes_below
 from feddp.run.session import POC
+from feddp.terminal import say
 
 MIB = 2**20
 WAIT = 60.0  # seconds: so long a run may have no process, while it starts or continues
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str]) -> None:
             peaks[kind] = max(peaks.get(kind, 0), *(rss for rss, _ in found))
         done = max((event["round"] for event in events(given.out) if event["event"] == "round"), default=0)
         while waiting and done >= waiting[0]:
-            print(json.dumps({"round": waiting.pop(0), "rss and anonymous, MiB": now, "peak rss, MiB": peaks}), flush=True)
+            say(json.dumps({"round": waiting.pop(0), "rss and anonymous, MiB": now, "peak rss, MiB": peaks}))
 
 
 def events(out: Path) -> list[Event]:

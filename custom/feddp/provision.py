@@ -76,7 +76,7 @@ _OWN_SITE = {"operate": "o:site", "shell_commands": "o:site"}
 _TOLD = str(AdminCommandNames.SHOW_STATS)
 _ANY_JOB = dict.fromkeys(("submit_job", "clone_job", "manage_job", "download_job", _TOLD), "any")
 _OWN_JOB = {"submit_job": "any"} | dict.fromkeys(("clone_job", "manage_job", "download_job", _TOLD), "n:submitter")
-AUTHORIZATION = {
+AUTHORIZATION: dict[str, Any] = {
     "format_version": "1.0",
     "permissions": {
         "project_admin": {**_ANY_JOB, "view": "any", **_OWN_SITE, **_DENIED},

@@ -14,9 +14,9 @@ from feddp.errors import BadFile, FedDPError, Problem
 from feddp.limits import JSON_BYTES, JSON_DEPTH, MIB, NAME, RESULTS_BYTES, TEXT
 
 _PATH = re.compile(r"(?<![\w./])/(?!/)(?:[^\s:;,'\"()]*/)+(?=[^\s:;,'\"()])")
-# what a terminal obeys (also in Unicode's second block of such letters, and what turns the direction of writing), and single
-# surrogates, which JSON may hold and no file can
-_UNPRINTED = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# what a terminal obeys (also in Unicode's second block of such letters, its ends of lines, and what turns the direction of
+# writing), and single surrogates, which JSON may hold and no file can
+_UNPRINTED = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 # no characters that a FLARE parser expands ($, braces), and no similar letters of other scripts
 _PLAIN = re.compile(r"\w[\w .+-]{0,63}", re.ASCII)
 PLAIN_NAME = "at most 64 letters A to Z, digits, spaces and '_', '.', '+', '-', a letter, a digit or '_' first"
@@ -96,10 +96,11 @@ def read_own(file: Path, refusal: type[FedDPError], remedy: str) -> dict[str, An
 
     Raises:
         FileNotFoundError: the file does not exist.
-        FedDPError: of the type `refusal`, with the remedy: it cannot be read, or holds something else, so it is damaged.
+        FedDPError: of the type `refusal`, with the remedy: it is a link out of its folder, cannot be read, or holds something
+            else, so it is damaged.
     """
     try:
-        content = read_json(file, RESULTS_BYTES)
+        content = read_json(file, RESULTS_BYTES, file.parent)
     except BadFile as bad:
         raise refusal(f"{file} {bad.problem.what}; {remedy}") from None
     if not isinstance(content, dict):
@@ -143,8 +144,8 @@ def short(text: str, most: int = 100) -> str:
 
 
 def one_line(text: str, most: int = 500) -> str:
-    """Returns at most `most` characters of a text, in one line."""
-    return " ".join(text.split())[:most]
+    """Returns at most `most` characters of a text, `plain` and in one line."""
+    return " ".join(plain(text).split())[:most]
 
 
 def told(error: Exception) -> str:
@@ -203,6 +204,11 @@ def plain(text: object) -> str:
     """Returns a text for a terminal that holds nothing which a terminal obeys: names and reasons come from elsewhere."""
     kept = {"\n": "\n", "\t": "\t", "\r": " "}
     return _UNPRINTED.sub(lambda found: kept.get(found[0], "\N{REPLACEMENT CHARACTER}"), str(text))
+
+
+def plain_line(text: object) -> str:
+    """As `plain`, in one line with all its blanks: no name in a text begins a line that its author could forge."""
+    return plain(text).replace("\n", " ")
 
 
 def amount(count: int) -> str:

@@ -5,7 +5,6 @@ them, because sites accept only the folder that follows from the plan.
 """
 
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -33,6 +32,7 @@ from feddp.run.options import Options, job_name, policies_of
 from feddp.run.poc import PROJECT, WORKSPACE, connect, free_ports, project
 from feddp.run.session import Request
 from feddp.run.simulator import simulator
+from feddp.terminal import note
 
 POC_FOLDER = "feddp_poc"  # of a PocEnv without NVFLARE_POC_WORKSPACE, below the current folder
 # the metadata that `nvflare.recipe.utils.set_recipe_meta` may set
@@ -204,7 +204,7 @@ class PlannedJob(FedJob):
         self._require_sites("PocEnv", env.clients, None)
         if not os.environ.get(WORKSPACE):
             env.poc_workspace = str(Path(POC_FOLDER).resolve())
-            print(f"PocEnv: the federation lies in {env.poc_workspace}, and not in FLARE's default folder", file=sys.stderr)
+            note(f"PocEnv: the federation lies in {env.poc_workspace}, and not in FLARE's default folder")
         workspace = Path(env.poc_workspace)
         path = workspace.with_name(f"{workspace.name}.project.yml")
         if env.project_conf_path in ("", str(path)):  # the user's own, or that of an earlier recipe
@@ -266,7 +266,7 @@ def _await_sites(env: PocEnv, folder: Path, sites: list[str]) -> None:
     Args:
         folder: of the project; where an earlier federation was left, its last prod_NN has the kits.
     """
-    print(f"PocEnv: waiting for {', '.join(sites)}", file=sys.stderr)
+    note(f"PocEnv: waiting for {', '.join(sites)}")
     try:
         connect(max(folder.glob("prod_*")), sites, env.username).close()
     except FedDPError:

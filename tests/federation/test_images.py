@@ -23,6 +23,7 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_launcher_spec import JobProcessArgs
 from nvflare.apis.workspace import Workspace
+from nvflare.app_opt.job_launcher import k8s_launcher
 from nvflare.fuel.sec.authz import AuthorizationService
 from nvflare.private.fed.utils.app_authz import AppAuthzService
 from nvflare.security.security import FLAuthorizer
@@ -32,6 +33,7 @@ from typer.testing import CliRunner
 from feddp.cli import app
 from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
 from feddp.flare.kept import files_of
+from feddp.flare.pods import CONTAINER, restrict_pods
 from feddp.flare.workspace import kept
 from support import ROOT
 from support.site import FlareSite
@@ -69,6 +71,8 @@ def kits(tmp_path_factory, tiny_root):
             text = (IMAGES / ours).read_text().replace(": /data/site", f": {tiny_root / 'site-1'}")
             text = text.replace(": /data/kept", f": {folder / 'kept'}")
             (folder / runtime / name / "local/study_runtime.yaml").write_text(text)
+            for template in (IMAGES / "chart").iterdir() if runtime == "kubernetes" else ():
+                shutil.copy(template, folder / runtime / name / "helm_chart/templates")
         privacy = folder / runtime / HOSPITAL / "local/privacy.json"
         privacy.write_text(privacy.read_text().replace('"/data/site"', '"/data/default/site"'))
     return folder
@@ -423,6 +427,7 @@ def test_kubernetes_is_asked_for_our_image_the_sites_volumes_and_the_jobs_gpu(ki
         def read_namespaced_pod(self, name, namespace):
             return SimpleNamespace(status=SimpleNamespace(phase="Running"))
 
+    restrict_pods()
     kubernetes = launcher(kit)
     kubernetes.core_v1 = Cluster()
     for job in (JOB, ASKING):
@@ -438,7 +443,10 @@ def test_kubernetes_is_asked_for_our_image_the_sites_volumes_and_the_jobs_gpu(ki
     mounts = {m["mountPath"]: (claims[m["name"]], m["readOnly"]) for m in container["volumeMounts"] if m["name"] in claims}
     assert mounts == {"/data/default/site": ("feddp-site", True), "/data/default/kept": ("feddp-kept", False)}
     assert {"name": "NVFL_RESULT_ROOT", "value": "/data/default/kept"} in container["env"]
-    assert pod["spec"]["securityContext"] == {"runAsNonRoot": True, "runAsUser": 10001, "fsGroup": 10001}
+    user = {"runAsNonRoot": True, "runAsUser": 10001, "fsGroup": 10001}
+    assert pod["spec"]["securityContext"] == user | {"seccompProfile": {"type": "RuntimeDefault"}}
+    assert pod["spec"]["automountServiceAccountToken"] is False
+    assert container["securityContext"] == CONTAINER
     gpus = [p["spec"]["containers"][0]["resources"]["limits"].get("nvidia.com/gpu") for p in (pod, more)]
     assert gpus == [None, 2]
 
@@ -488,16 +496,65 @@ def test_the_charts_render_to_valid_manifests(kits, name, options):
     linted = tool("helm", "lint", "--strict", chart)
     assert linted.returncode == 0, linted.stdout
     manifests = rendered(chart, *options)
-    assert sorted(m["kind"] for m in manifests) == ["Deployment", "Role", "RoleBinding", "Service", "ServiceAccount"]
+    kinds = ["Deployment", "NetworkPolicy", "NetworkPolicy", "Role", "RoleBinding", "Service", "ServiceAccount"]
+    assert sorted(m["kind"] for m in manifests) == kinds
     for manifest in manifests:
         assert_valid(manifest)
     (deployment,) = [m for m in manifests if m["kind"] == "Deployment"]
     pod = deployment["spec"]["template"]["spec"]
     assert pod["containers"][0]["image"] == IMAGE
     assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert [v["persistentVolumeClaim"]["claimName"] for v in pod["volumes"]] == ["feddp-workspace"]
     (service,) = [m for m in manifests if m["kind"] == "Service"]
     assert service["spec"].get("type") == ("LoadBalancer" if name == SERVER else None)
+
+
+CALLS = re.compile(r"self\.(?:core_v1|api_instance)\.(\w+?)_namespaced_(\w+)\(")
+VERBS = {"read": "get", "replace": "update"}
+
+
+@pytest.mark.parametrize("name", [SERVER, HOSPITAL])
+def test_the_role_has_what_the_launcher_calls_and_no_more(kits, name):
+    """FLARE's own role reads every secret of the namespace, the control."""
+    calls = {(f"{what}s", VERBS.get(verb, verb)) for verb, what in CALLS.findall(Path(k8s_launcher.__file__).read_text())}
+    calls.add(("pods", "get"))  # ours: `feddp.flare.endings`
+    chart = kits / "kubernetes" / name / "helm_chart"
+    (role,) = [m for m in rendered(chart, *RELEASE) if m["kind"] == "Role"]
+    rules = {(what, verb) for rule in role["rules"] for what in rule["resources"] for verb in rule["verbs"]}
+    assert rules == calls
+    assert ("secrets", "get") not in rules
+    flares = Path(k8s_launcher.__file__).parents[2] / "tool/deploy/templates/helm/client/role.yaml"
+    assert '"secrets"' in flares.read_text()
+    assert '"get", "update"' in flares.read_text()
+
+
+def ports(rules: list[dict]) -> set[int]:
+    return {port["port"] for rule in rules for port in rule["ports"]}
+
+
+@pytest.mark.parametrize("name", [SERVER, HOSPITAL])
+def test_pods_reach_and_are_reached_by_whom_they_need_alone(kits, name):
+    """Ports of project.yml: 8002 sites, 8003 people; 8102 is FLARE's for a participant's own jobs."""
+    more = ["--set", "serverCidr=192.0.2.1/32", "--set", "apiCidr=198.51.100.0/24"]
+    manifests = rendered(kits / "kubernetes" / name / "helm_chart", *RELEASE, *more)
+    policies = {m["metadata"]["name"].rsplit("-", 1)[1]: m["spec"] for m in manifests if m["kind"] == "NetworkPolicy"}
+    (deployment,) = [m for m in manifests if m["kind"] == "Deployment"]
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    pods, parent = policies["pods"], policies["parent"]
+    assert pods["podSelector"] == {}, "of jobs too, which have no labels"
+    assert parent["podSelector"]["matchLabels"].items() <= labels.items()
+    assert all(policy["policyTypes"] == ["Ingress", "Egress"] for policy in policies.values())
+    assert "ingress" not in pods, "nobody connects to a job"
+    assert ports(parent["ingress"]) == {8102} | ({8002, 8003} if name == SERVER else set())
+    (jobs,) = [rule for rule in parent["ingress"] if ports([rule]) == {8102}]
+    assert jobs["from"] == [{"podSelector": {}}]
+    assert ports(pods["egress"]) == {53, 8102} | ({8002} if name == HOSPITAL else set())
+    assert ports(parent["egress"]) == {443, 6443}
+    assert parent["egress"][0]["to"] == [{"ipBlock": {"cidr": "198.51.100.0/24"}}]
+    if name == HOSPITAL:
+        (server,) = [rule for rule in pods["egress"] if ports([rule]) == {8002}]
+        assert server["to"] == [{"ipBlock": {"cidr": "192.0.2.1/32"}}]
 
 
 def test_the_validators_find_a_spoilt_chart(kits, tmp_path):

@@ -810,6 +810,10 @@ def _more(scope):
     ("change", "words"),
     [
         (lambda p: p.update(default_scope="other"), "has the default_scope 'other', but no scope of that name"),
+        (
+            lambda p: p.update(default_scope="feddp"),
+            "has the default_scope 'feddp': a job that names no scope would run under it",
+        ),
         (lambda p: p["scopes"].append(p["scopes"][0]), "has the scope feddp twice. Remove one"),
         (_more("research"), "has 'research' among its scopes. Write an object"),
         (_more({"properties": {}}), "has a scope whose name is None. Write a name"),

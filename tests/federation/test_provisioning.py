@@ -91,7 +91,7 @@ def made(tmp_path_factory, tiny_root):
     for path in folder.rglob("*.yml"):
         path.write_text(at_home(path.read_text()))
     commands = [at_home(line) for line in commands_for("test_provisioning", *PAGES)]
-    assert len(commands) == 40
+    assert len(commands) == 42
     ours = [line for line in commands if re.search(r"\b(feddp|nvflare) ", line) and not line.startswith(("echo", "#"))]
     assert not [line for line in ours if re.search(r"[|>&]|\$\(|^\w+=|^cd ", line)], "more than FORKED gives to a fork"
     env = {**os.environ, "HOME": str(folder.parent), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
@@ -410,6 +410,10 @@ def _strange(privacy):
     privacy["scopes"][0]["task_result_filters"].insert(0, {"path": "some.filter.Noise"})
 
 
+def _grant(role, **rights):
+    return lambda a: a["permissions"].setdefault(role, {}).update(rights)
+
+
 UPDATE_PRIVACY = "feddp.flare.update_privacy.UpdatePrivacy"
 PERCENTILE = "nvflare.app_common.filters.percentile_privacy.PercentilePrivacy"
 STREAMER = {"id": "x", "path": "nvflare.app_common.logging.site_log_streamer.SiteLogStreamer", "args": {}}
@@ -442,6 +446,20 @@ BY_NAME = {"id": "x", "name": "SiteLogStreamer"}
             "lets member read a site's errors",
         ),
         ("authorization.json", lambda a: a["permissions"]["org_admin"].update(call="o:site"), "lets org_admin call into"),
+        ("authorization.json", _grant("member", submit_job="any"), "gives member more than a kit does (submit_job: 'any')"),
+        (
+            "authorization.json",
+            _grant("lead", shell_commands="o:site"),
+            "gives lead more than a kit does (shell_commands: 'o:s",
+        ),
+        ("authorization.json", _grant("org_admin", cat="any"), "gives org_admin more than a kit does (cat: 'any')"),
+        (
+            "authorization.json",
+            _grant("org_admin", restart=["o:site", "r:lead"]),
+            "more than a kit does (restart: ['o:site', 'r",
+        ),
+        ("authorization.json", _grant("lead", abort_job=["not n:eve@x.org"]), "more than a kit does (abort_job: ['not n:eve"),
+        ("authorization.json", _grant("guest", cat="any"), "gives guest more than a kit does (cat: 'any')"),
         ("authorization.json", lambda a: a.pop("permissions") and None, "has no permissions"),
         ("resources.json", lambda r: r["class_allow_list"].append("nvflare."), "allows nvflare., which is not a reviewed"),
         ("resources.json", lambda r: r["class_allow_list"].append("*"), "allows *, which is not a reviewed class"),
@@ -461,6 +479,14 @@ def test_a_policy_below_the_minimum_is_one_line(kit, name, change, words):
     (line,) = said(kit)
     assert words in line
     assert line.endswith(".")
+
+
+def test_a_hospital_may_give_fewer_rights(kit):
+    """None of view's commands to members, aborting to the submitter alone, no restart; a role without any right."""
+    for grant in (_grant("member", view="no"), _grant("project_admin", abort_job="N:Submitter"), _grant("guest", view="none")):
+        edit(kit, "authorization.json", grant)
+    edit(kit, "authorization.json", _grant("org_admin", restart=["none"], cat=["o:site"]))
+    assert said(kit)[0].endswith("may start")
 
 
 @pytest.mark.parametrize("rights", ["any", {"*": "any", **dict.fromkeys(NOBODY, "none")}])

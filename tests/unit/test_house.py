@@ -47,5 +47,39 @@ def _imported(tree: ast.Module):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+def test_nobody_but_the_writer_writes_to_a_terminal():
+    """What ruff's bans (pyproject.toml) do not see: `print` handed on, streams by another name, bars on another console."""
+    others = {path: tree for path, tree in MODULES.items() if str(path) != "terminal.py"}
+    assert {str(path): found for path, tree in others.items() if (found := [*_writing(tree)])} == {}
+    for wrong in ("run(print)", "getattr(sys, 'stdout')", "Live()", "Progress()", "open('/dev/tty')", "os.write(1, b'')"):
+        assert [*_writing(ast.parse(wrong))], f"the control: {wrong}"
+
+
+def _writing(tree: ast.Module):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id == "print":
+            yield "print"
+        elif isinstance(node, ast.Constant) and node.value in ("stdout", "stderr", "/dev/tty", "/dev/stdout", "/dev/stderr"):
+            yield node.value
+        elif isinstance(node, ast.Call):
+            name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+            numbers = [word.value for word in node.args[:1] if isinstance(word, ast.Constant)]
+            if name in ("Live", "Progress", "Status") and "console" not in [word.arg for word in node.keywords]:
+                yield f"{name} on a console of rich's own"
+            elif name in ("write", "fdopen") and numbers in ([1], [2]):
+                yield f"{name} to a stream by its number"
+
+
+def test_no_line_is_exempt_from_the_ban_but_types():
+    """ruff's own exemptions, and those of pyproject.toml: two programs whose stdout is a pipe, and the writer."""
+    root = PACKAGE.parents[1]
+    lines = [
+        line for path in (*PACKAGE.rglob("*.py"), *root.glob("benchmarks/**/*.py")) for line in path.read_text().splitlines()
+    ]
+    assert {line.split("noqa: ")[1] for line in lines if "noqa: T" in line} <= {"TID251 (the type)"}
+    rules = (root / "pyproject.toml").read_text(encoding="utf-8")
+    assert rules.count('= ["TID251"]') == rules.count('"custom/feddp/{run/worker,data/formats/codec}.py" = ["TID251"]') == 1
+
+
 def test_the_files_of_tests_that_start_first_exist():
     assert [name for name in LONGEST if not (Path(__file__).parents[1] / name).is_file()] == []

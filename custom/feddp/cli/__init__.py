@@ -1,18 +1,46 @@
 """FedDP on NVIDIA FLARE: personalized federated segmentation."""
 
-import io
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from feddp.cli import adapt, bench, compare, data, export, features, kit, models, report, run, runs, threshold, watch
 from feddp.errors import FedDPError, InputError, is_of_user, written_down
 from feddp.lean import end_at_once, postpone_compiler
-from feddp.reading import plain
+from feddp.reading import plain_line
+from feddp.terminal import guard_streams, note, note_uncaught
+
+_UsageError: Any = typer.BadParameter.__base__  # click's or, in later versions, typer's own
+
+
+class Commands(TyperGroup):
+    """The commands. What typer says of a word that is none is plain: a shell makes words of the names of files."""
+
+    def make_context(self, *words: Any, **more: Any) -> Any:
+        with _plain_mistakes():
+            return super().make_context(*words, **more)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _plain_mistakes():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _plain_mistakes() -> Iterator[None]:
+    try:
+        yield
+    except _UsageError as error:
+        error.message = plain_line(error.message)
+        raise
+
 
 # help and completion load this package only: a command imports what it runs in its body (tests/integration/test_cli_opens.py)
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(data.app, name="data")
 app.add_typer(kit.app, name="kit")
 app.add_typer(runs.app, name="runs")
@@ -39,16 +67,18 @@ def main() -> None:
     os.umask(0o077)
     postpone_compiler()
     end_at_once()
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without Greek letters; standard error does so already
+    guard_streams()
     try:
         _run()
     except (FedDPError, OSError) as error:
         variables = [value for name, value in os.environ.items() if name.startswith("FEDDP_")]  # paths, such as FEDDP_MODELS
         mistake = isinstance(error, FedDPError) or is_of_user(error, [*sys.argv[1:], *variables])
         bug = "" if mistake else f" ({type(error).__name__}): this is a bug; please report it with {written_down(error)}"
-        print(plain(f"feddp: {error}{bug}"), file=sys.stderr)
+        note(f"feddp: {error}{bug}")
         sys.exit(2 if mistake else 1)
+    except Exception:
+        sys.excepthook = note_uncaught  # in the place of typer's
+        raise
 
 
 def _run() -> None:

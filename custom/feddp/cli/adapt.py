@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from feddp.adaptation.choices import ROUTING, Settings
 from feddp.cli.options import Device, Models, Scope, Seed, Strategy, words
+from feddp.terminal import note, say
 
 USUAL = Settings()
 
@@ -42,18 +42,16 @@ def adapt(
     from feddp.training.columns import METRICS, class_names, of_class
     from feddp.training.device import asked_for
 
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-
     def report(epoch: int, loss: float) -> None:
-        console.print(f"epoch {epoch}/{epochs}  unsupervised loss: {loss:.6f}")
+        note(f"epoch {epoch}/{epochs}  unsupervised loss: {loss:.6f}")
 
     request = AdaptationOptions(how, Settings(epochs, lr, beta, noise, neighbourhood, mix, norm, batch, seed), score)
     where = asked_for(device)
     done = unseen_site.adapt(read_models(models), str(models), images, out, request, where, report)
     kept = "" if done["kept_epoch"] is None else f", epoch {done['kept_epoch']} of {epochs} kept"
-    print(f"{counted(done['images'], 'mask')} in {out} ({how}{kept}; {done['seconds_per_image']:.2f} s an image)")
+    say(f"{counted(done['images'], 'mask')} in {out} ({how}{kept}; {done['seconds_per_image']:.2f} s an image)")
     if done["losses"] and (trained := len(done["losses"]) - 1) < epochs:
-        console.print(
+        note(
             f"warning: the unsupervised loss stands still at {done['losses'][-1]:.6f}, so the adaptation ended after epoch"
             f" {trained} of {epochs}: the models may hardly differ; compare --how average"
         )
@@ -62,11 +60,11 @@ def adapt(
             "the unsupervised loss may be lowest there: compare --how average" if done["losses"] else "the models found nothing"
         )
         mixed = ", or --mix softmax" if how == ROUTING and mix != "softmax" else ""
-        console.print(f"every mask is empty; {why}{mixed}")
+        note(f"every mask is empty; {why}{mixed}")
     if score:
         scores = {name: Value(cell["mean"], cell["std"] if cell["n"] > 1 else None, 4) for name, cell in done["scores"].items()}
         for name in ("", *class_names(scores)):
-            print("; ".join(f"{of_class(metric, name)} {scores[of_class(metric, name)]}" for metric in METRICS))
+            say("; ".join(f"{of_class(metric, name)} {scores[of_class(metric, name)]}" for metric in METRICS))
 
 
 def job_outside(
@@ -86,7 +84,7 @@ def job_outside(
     from feddp.jobs.adaptation import export
 
     names = None if donors is None else list(words(donors))
-    print(export(run, newcomer, names, out, how, settings, score, job_id, scope))
+    say(export(run, newcomer, names, out, how, settings, score, job_id, scope))
 
 
 def join(
@@ -104,9 +102,7 @@ def join(
     from feddp.reporting.screen import show
     from feddp.run.join import join as run
 
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-
     def report(epoch: int, loss: float, score: float) -> None:
-        console.print(f"epoch {epoch}/{epochs}  loss: {loss:.4f}  validation IoU: {score:.4f}")
+        note(f"epoch {epoch}/{epochs}  loss: {loss:.4f}  validation IoU: {score:.4f}")
 
     show(table(run(models, data, out, words(train), epochs, lr, seed, device, report)))

@@ -10,6 +10,7 @@ import typer
 
 import feddp
 from feddp.errors import InputError
+from feddp.terminal import say
 
 OF_ALL = ("__init__", "common")  # no benchmarks
 
@@ -26,7 +27,7 @@ def bench(
     if not name:
         for word, path in files.items():
             about = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-            typer.echo(f"{word:12} {about.splitlines()[0]}")
+            say(f"{word:12} {about.splitlines()[0]}")
         return
     if name not in files:
         raise InputError(f"unknown benchmark {name!r}; known: {', '.join(files)}")

@@ -14,6 +14,7 @@ from feddp.cli.report import after
 from feddp.errors import FedDPError, InputError
 from feddp.networks import DEFAULT
 from feddp.run.defaults import ROUNDS, SIZE
+from feddp.terminal import say
 
 
 class ManyRuns(str, Enum):
@@ -76,7 +77,7 @@ def compare(
         ComparisonRequest(words(methods), data, out, common, _whole(seeds), studied, unseen, place, command, outside, folds)
     )
     show(on_screen(done.summary))
-    print(f"Tables and figures: {out}")
+    say(f"Tables and figures: {out}")
     after(out)
     if done.failed:
         raise FedDPError(f"{len(done.failed)} runs failed, the same command tries them again: {'; '.join(done.failed)}")

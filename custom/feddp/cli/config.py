@@ -1,6 +1,5 @@
 """`--config FILE` of `feddp run`: the options of a YAML file (`feddp.run.config`), under those that are typed."""
 
-import sys
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ import typer
 
 from feddp.cli.options import given
 from feddp.errors import InputError
-from feddp.reading import plain
+from feddp.terminal import note
 
 SETTINGS = "set"
 APART = ("config", "out", "resume", "retries", "verbose", "help")  # parameters that a file cannot give
@@ -78,5 +77,5 @@ def merged(context: typer.Context, path: Path, settings: list[str]) -> list[str]
         replaced += [f"{SETTINGS} {key} ({value})" for key, value in content[SETTINGS].items() if key in keys]
         settings = [*below, *settings]
     if replaced:
-        print(plain(f"{path}: the command line replaces {', '.join(replaced)}"), file=sys.stderr)
+        note(f"{path}: the command line replaces {', '.join(replaced)}")
     return settings

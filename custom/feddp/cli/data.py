@@ -11,7 +11,7 @@ from feddp.data.prepare import FOLDER, PREPARE
 from feddp.data.prepare.split import SPLITTINGS
 from feddp.errors import InputError
 from feddp.limits import SIDE, VOXELS
-from feddp.reading import plain
+from feddp.terminal import note, say
 
 app = typer.Typer(no_args_is_help=True, help="Prepare, make and check the folders of sites.")
 Out = Annotated[Path, typer.Option(help="Where the sites' folders go.")]
@@ -73,13 +73,13 @@ def prepare(
         more["options"] = FolderOptions.of(given_classes, labels, colour, threshold, axis, window, spacing, channels, voxels)
     elif others := given(context, "name", "source", "out", "size", "seed", "split"):
         raise InputError(f"{', '.join(others)}: only for feddp data prepare {FOLDER}. Leave it out.")
-    for note in PREPARE[name](source, out, size, seed, split, **more):
-        typer.echo(plain(note))
+    for line in PREPARE[name](source, out, size, seed, split, **more):
+        say(line)
     from feddp.data.preview import write_preview
 
     page = write_preview(out)
-    typer.echo(plain(f"{page} shows some images of each site with their outlines; look at it before you train"), err=True)
-    typer.echo(_summary(out))
+    note(f"{page} shows some images of each site with their outlines; look at it before you train")
+    say(_summary(out))
 
 
 @app.command()
@@ -100,7 +100,7 @@ def synthesize(
     from feddp.data.synthesize import synthesize as make_sites
 
     make_sites(out, sites, images, size, seed, Dials(appearance, prevalence, style, label_noise), thin)
-    typer.echo(_summary(out))
+    say(_summary(out))
 
 
 @app.command()
@@ -112,14 +112,14 @@ def check(path: Annotated[Path, typer.Argument(help="A site's folder, or the fol
 
     found = examined(path)
     for problem in found.problems:
-        typer.echo(plain(problem))
+        say(problem)
     for warning in found.warnings(SitePolicy.min_images):
-        typer.echo(plain(f"warning: {warning}"))
+        say(f"warning: {warning}")
     if found.problems:
         raise typer.Exit(2)
-    typer.echo(_summary(path))
+    say(_summary(path))
     for line in (line for site in found.sites for line in site.lines()):
-        typer.echo(plain(line))
+        say(line)
 
 
 def _summary(path: Path) -> str:

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from feddp.terminal import say, working
+
 
 class Format(str, Enum):
     """Its members are the names in `feddp.export.FORMATS`."""
@@ -22,10 +24,8 @@ def export(
 ) -> None:
     """Write a finished network in a format of others. Afterwards onnxruntime alone runs OUT/network.onnx, MONAI alone runs the
     bundle (in OUT: `python -m monai.bundle run --config_file configs/inference.json`), and a committee reads OUT/card.md."""
-    from rich.console import Console
-
     from feddp.export import export as written
 
-    with Console(stderr=True).status(f"Exporting {network}"):
+    with working(f"Exporting {network}"):
         first = written(network, to.value, out)
-    typer.echo(first)
+    say(first)

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from feddp.cli.options import Device, Seed
+from feddp.terminal import say
 
 
 def features(
@@ -25,4 +26,4 @@ def features(
 
     request = FeaturesRequest(models, data, out, site, layer, pixels, seed, device)
     show(on_screen(compare_features(request)))
-    print(f"table_kl.csv, table_kl.tex and tsne.png: {out}")
+    say(f"table_kl.csv, table_kl.tex and tsne.png: {out}")

@@ -8,7 +8,7 @@ import typer
 from feddp.cli.options import given
 from feddp.errors import InputError
 from feddp.kit.installed import require_flare
-from feddp.reading import plain
+from feddp.terminal import say
 
 app = typer.Typer(
     no_args_is_help=True, help="Check and start a participant's startup kit; approve jobs in it; renew its certificate."
@@ -42,19 +42,19 @@ def check(
 
     checked = find_problems(kit, offline, fingerprint)
     for problem in checked.problems:
-        typer.echo(plain(problem))
+        say(problem)
     if checked.problems:
         raise typer.Exit(2)
     opened = checked.kit
-    typer.echo(f"{kit}: {opened.kind} {opened.name} of project {opened.project} may start{unseen(opened)}")
+    say(f"{kit}: {opened.kind} {opened.name} of project {opened.project} may start{unseen(opened)}")
     for line in (*notes(checked), *effective(opened)):
-        typer.echo(plain(line))
+        say(line)
     if canary is not None:
         from feddp.kit.canary import canary as try_links
 
         lines, problems_of_links = try_links(opened, canary, within)
         for line in (*lines, *problems_of_links):
-            typer.echo(plain(line))
+            say(line)
         if problems_of_links:
             raise typer.Exit(2)
 
@@ -66,7 +66,7 @@ def start(kit: Annotated[Path, typer.Argument(help="The folder of a site or the 
     require_flare()
     from feddp.kit.start import start as run
 
-    if code := run(kit, lambda line: typer.echo(plain(line))):
+    if code := run(kit, say):
         raise typer.Exit(code)
 
 
@@ -82,19 +82,19 @@ def approve(
 
     approval = Approval.of(job, kit)
     for line in approval.words():
-        typer.echo(plain(line))
+        say(line)
     if approval.problems:
         for problem in approval.problems:
-            typer.echo(plain(f"refused: {problem}"))
+            say(f"refused: {problem}")
         raise typer.Exit(2)
     if approval.given:
-        typer.echo(f"{approval.privacy} takes it already; nothing was written")
+        say(f"{approval.privacy} takes it already; nothing was written")
         return
     if not yes and not typer.confirm("Let it run here?"):
-        typer.echo("not approved; nothing was written")
+        say("not approved; nothing was written")
         raise typer.Exit(1)
     approval.write()
-    typer.echo(f"approved in {approval.privacy}, for every submission of this job until you remove the line")
+    say(f"approved in {approval.privacy}, for every submission of this job until you remove the line")
 
 
 @app.command()
@@ -106,7 +106,7 @@ def budget(
     from feddp.kit.budget import budget as lines_of
 
     for line in lines_of(kit, reset):
-        typer.echo(plain(line))
+        say(line)
 
 
 @app.command()
@@ -118,4 +118,4 @@ def renew(
     from feddp.kit.renew import forget
 
     forget(state, name)
-    typer.echo(f"{name} gets a new certificate with the next nvflare provision")
+    say(f"{name} gets a new certificate with the next nvflare provision")

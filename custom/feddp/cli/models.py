@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from feddp.reading import plain
+from feddp.terminal import say
 
 app = typer.Typer(no_args_is_help=True, help="The networks that this site has deployed.")
 
@@ -23,7 +23,7 @@ def list_models(registry: RegistryFolder = HERE) -> None:
     found = Registry(registry)
     lines = list(found.lines())
     for line in lines or [f"no network is deployed in {registry}"]:
-        typer.echo(plain(line))
+        say(line)
     if lines:
         found.deployed()
 
@@ -36,7 +36,7 @@ def deploy(
     """Deploy a network: from now on `feddp predict --deployed` uses it."""
     from feddp.run.registry import Registry
 
-    typer.echo(Registry(registry).deploy(network))
+    say(Registry(registry).deploy(network))
 
 
 @app.command()
@@ -44,4 +44,4 @@ def rollback(registry: RegistryFolder = HERE) -> None:
     """Go back to the network that was deployed before the present one."""
     from feddp.run.registry import Registry
 
-    typer.echo(Registry(registry).rollback())
+    say(Registry(registry).rollback())

@@ -1,7 +1,6 @@
 """`feddp report`: the HTML page of runs or of a comparison, and, at a site, the page of its images."""
 
 import re
-import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +8,7 @@ from typing import Annotated
 import typer
 
 from feddp.errors import InputError
-from feddp.reading import plain
+from feddp.terminal import note, say, working
 
 
 def report(
@@ -29,7 +28,7 @@ def report(
     if site is not None:
         from feddp.pages.site_page import site_report
 
-        print(f"{site_report(folders, site, out, _pixel(pixel))}: holds patients' images, must not leave the site")
+        say(f"{site_report(folders, site, out, _pixel(pixel))}: holds patients' images, must not leave the site")
         return
     if pixel:
         raise InputError("--pixel is for the page of a site; name the site's data with --site")
@@ -37,14 +36,12 @@ def report(
 
     with _making():
         page = write(folders, out)
-    print(page)
+    say(page)
 
 
 def _making() -> AbstractContextManager[object]:
     """Shows on a terminal that the page is being made: half a minute for long runs of many sites."""
-    from rich.console import Console
-
-    return Console(stderr=True).status("Making the report")
+    return working("Making the report")
 
 
 def _pixel(text: str) -> tuple[int, int] | None:
@@ -63,7 +60,7 @@ def after(folder: Path) -> None:
     try:
         with _making():
             page = report_in(folder)
-        print(f"Report: {page}")
+        say(f"Report: {page}")
     except Exception as error:  # of whatever kind: the results are on disk
-        why = plain(f"{type(error).__name__}: {error}")
-        print(f"no report was written ({why}); to try again: feddp report {folder}", file=sys.stderr)
+        why = f"{type(error).__name__}: {error}"
+        note(f"no report was written ({why}); to try again: feddp report {folder}")

@@ -34,8 +34,8 @@ from feddp.cli.report import after
 from feddp.errors import FedDPError, InputError
 from feddp.limits import VOXELS
 from feddp.networks import DEFAULT as NETWORK
-from feddp.reading import plain
 from feddp.run.defaults import METHOD, ROUNDS, SIZE
+from feddp.terminal import note, say
 
 
 def run(
@@ -137,11 +137,11 @@ def job(
     memory = {"mem_per_gpu_in_GiB": gpu_memory} if gpu_memory else {}
     asked = {site: {"num_of_gpus": gpus, **memory} for site in plan.sites} if gpus else {}
     replaced = out.is_dir() and any(out.iterdir())
-    print(export(plan, out, scope, options.initial(plan), resume, asked))
+    say(export(plan, out, scope, options.initial(plan), resume, asked))
     if idle := idle_queries(plan):
-        print(f"warning: {idle}", file=sys.stderr)
+        note(f"warning: {idle}")
     if replaced:
-        print(f"{out} held another export, which this one replaced; plan {plan.digest()[:12]}", file=sys.stderr)
+        note(f"{out} held another export, which this one replaced; plan {plan.digest()[:12]}")
 
 
 def predict(
@@ -186,13 +186,13 @@ def predict(
     require_alike(file, also)
     above = read_threshold(threshold, file) if threshold else THRESHOLD
     done = write_masks(file, images, out, device, PredictOptions(reading, format, overlay, above))
-    print(f"{counted(done.masks, 'mask')} in {out}")
+    say(f"{counted(done.masks, 'mask')} in {out}")
     for line in done.warnings:
-        print(f"warning: {line}", file=sys.stderr)
+        note(f"warning: {line}")
     if uncertainty:
-        print(f"the images to look at first: {write_uncertainty(file, also, images, out, device, reading)}")
+        say(f"the images to look at first: {write_uncertainty(file, also, images, out, device, reading)}")
     for line in done.refused:
-        print(plain(line), file=sys.stderr)
+        note(line)
     if done.refused:
         raise typer.Exit(1)
 
@@ -207,13 +207,13 @@ def methods() -> None:
         try:
             found[name] = METHODS[name]
         except FedDPError as error:
-            print(f"{name}: {error}", file=sys.stderr)
+            note(f"{name}: {error}")
     for name, method in found.items():
         about = (method.__doc__ or sys.modules[method.__module__].__doc__ or "").strip().splitlines()
-        print(f"{name}: {about[0] if about else method.__qualname__}")
+        say(f"{name}: {about[0] if about else method.__qualname__}")
         beside = "; a whole personal model beside" if method.personal else ""
-        print(f"  private: {', '.join(method.private)}{beside}; stages: {', '.join(method.stages)}")
-    print("settings:")
+        say(f"  private: {', '.join(method.private)}{beside}; stages: {', '.join(method.stages)}")
+    say("settings:")
     meanings = {name: text for method in found for name, text in Plan.meanings(method).items()}
     for name, value in sorted({k: v for m in found for k, v in Plan.known_settings(m).items()}.items()):
-        print(f"  {name}={'' if value is None else value}: {meanings[name]}")
+        say(f"  {name}={'' if value is None else value}: {meanings[name]}")

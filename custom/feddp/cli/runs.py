@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from feddp.reading import plain
+from feddp.terminal import say
 
 app = typer.Typer(no_args_is_help=True, help="List, slim and delete the runs of this machine.")
 
@@ -18,11 +18,11 @@ def list_runs(folder: Annotated[Path, typer.Argument(help="The folder with the r
 
     found, damaged = listed(folder)
     for line in (*found, *damaged):
-        typer.echo(plain(line))
+        say(line)
     if damaged:
         raise typer.Exit(2)
     if not found:
-        typer.echo(f"no run below {folder}")
+        say(f"no run below {folder}")
 
 
 @app.command()
@@ -40,19 +40,19 @@ def slim(
 
     whole, others = to_slim(folder)
     for line in lines(whole):
-        typer.echo(plain(line))
+        say(line)
     for run in others:
-        typer.echo(plain(f"stays as it is, because it is not finished or in use: {run.path}"))
+        say(f"stays as it is, because it is not finished or in use: {run.path}")
     if not whole:
-        typer.echo("nothing was removed")
+        say("nothing was removed")
         return
     question = "Remove their networks, TensorBoard's files and copies of the job? Only training makes them again."
     if not yes and not typer.confirm(question):
-        typer.echo("nothing was removed")
+        say("nothing was removed")
         raise typer.Exit(1)
     freed = sum(run.slim() for run in whole)
     left = sum(run.size() for run in whole)
-    typer.echo(f"freed {decimal(freed)} in {counted(len(whole), 'run')}; {decimal(left)} are left")
+    say(f"freed {decimal(freed)} in {counted(len(whole), 'run')}; {decimal(left)} are left")
 
 
 @app.command()
@@ -67,10 +67,10 @@ def delete(
     for run in found:
         run.require_idle()
     for line in lines(found):
-        typer.echo(plain(line))
+        say(line)
     if not yes and not typer.confirm("Delete them, with all results and networks?"):
-        typer.echo("nothing was deleted")
+        say("nothing was deleted")
         raise typer.Exit(1)
     for run in found:
         run.delete()
-        typer.echo(f"deleted {run.path}")
+        say(f"deleted {run.path}")

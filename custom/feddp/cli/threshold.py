@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from feddp.cli.options import Device
+from feddp.terminal import say
 
 
 def calibrate_threshold(
@@ -20,7 +21,7 @@ def calibrate_threshold(
     from feddp.run.threshold import calibrate
 
     done = calibrate(network, data, alpha, out, device)
-    print(
+    say(
         f"threshold {done['threshold']:.4f} in {out}: expected false-negative rate at most {alpha:g}"
         f" ({done['false_negative_rate']:.4f} on {done['patients']} validation patients)"
     )

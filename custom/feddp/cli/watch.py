@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from feddp.errors import InputError
-from feddp.reading import plain
+from feddp.terminal import say
 
 
 def watch(
@@ -23,7 +23,7 @@ def watch(
 
         person = Kit.open(kit)
         for line in certificates(person):
-            typer.echo(plain(line))
+            say(line)
         with opened(person) as session:
             follow(job_of(session, run))
         return

@@ -5,7 +5,6 @@
         it too
 """
 
-import json
 import shutil
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -18,9 +17,11 @@ from feddp.adaptation.models import read_models
 from feddp.compare.scores import FINAL, IMAGE, Rows, read_table
 from feddp.data.folder import SiteFolder
 from feddp.data.images import SPLIT
-from feddp.errors import InputError
+from feddp.errors import BadFile, InputError
 from feddp.files import ADAPTED, IMAGES, RESULTS, SCORES
+from feddp.limits import RESULTS_BYTES
 from feddp.methods.base import STAGES, TUNE
+from feddp.reading import read_json
 from feddp.run import join
 from feddp.training.columns import METRICS, class_names, columns
 from feddp.training.device import asked_for
@@ -59,7 +60,7 @@ class Adaptation:
         try:
             done, images = self._read(ADAPTED), self._read(SCORES)["images"]
             made = done["how"], done["settings"], images.keys()
-        except (OSError, ValueError, KeyError):  # not there, half written, or of another version
+        except (OSError, ValueError, KeyError, BadFile):  # not there, half written, or of another version
             return False
         return made == (self.strategy, asdict(self.settings), self._stems())
 
@@ -76,7 +77,7 @@ class Adaptation:
             images = self._read(SCORES)["images"]
             names = {stem: columns(METRICS, class_names(row)) for stem, row in images.items()}
             return {stem: {name: float(row[name]) for name in names[stem]} for stem, row in images.items()}
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, BadFile) as error:
             raise InputError(f"{self.folder} holds no scores ({error!r}); remove it, it will be made again") from None
 
     @property
@@ -88,7 +89,7 @@ class Adaptation:
         return {row.image for row in SiteFolder.open(self.site).rows_of(SPLIT)}
 
     def _read(self, name: str) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads((self.folder / name).read_text(encoding="utf-8"))
+        content: dict[str, Any] = read_json(self.folder / name, RESULTS_BYTES, self.folder)
         return content
 
 

@@ -16,7 +16,6 @@ from typing import Protocol, TypeVar
 from urllib.parse import quote
 
 import torch
-from rich.console import Console
 
 from feddp.compare.planned_run import PIXELS, Run
 from feddp.compare.scores import BEFORE, FINAL, Result
@@ -26,11 +25,14 @@ from feddp.data.digest import pixels_digest
 from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError, InputError
 from feddp.jobs.folder import federation_of
+from feddp.limits import TABLE_BYTES
 from feddp.methods import METHODS
 from feddp.methods.base import CALIBRATE, LOCAL_STAGES
 from feddp.plan.resolve import build_network, partition_of
 from feddp.plan.schema import Plan
+from feddp.reading import read
 from feddp.run import options as run_options
+from feddp.terminal import Screen
 from feddp.training.claim import release
 
 
@@ -73,19 +75,19 @@ def attempt_all(what: str, attempts: Sequence[SomeAttempt], execute: Callable[[S
 
     One failure stops no other attempt.
     """
-    console = Console(stderr=True, soft_wrap=True)
+    screen = Screen(err=True, soft_wrap=True)
     reasons: dict[Path, str] = {}
     for number, attempt in enumerate(attempts, 1):
         done = attempt.is_finished()
         line = f"{what} {number} of {len(attempts)}: {attempt.name}{' (finished before)' * done}"
-        console.print(line, highlight=False, markup=False)
+        screen.print(line)
         if not done:
             try:
                 execute(attempt)
             except Exception as error:  # whatever happened to this one, the others go on
                 reason = str(error) if isinstance(error, FedDPError) else f"{type(error).__name__}: {error}"
                 reasons[attempt.folder] = reason
-                console.print(f"failed: {attempt.name}: {reason}", highlight=False, markup=False, style="red")
+                screen.print(f"failed: {attempt.name}: {reason}", style="red")
     return reasons
 
 
@@ -168,7 +170,8 @@ class Campaign:
         """Of each site a digest of dataset.json and split.csv, and one of what images and masks show."""
         texts = {}
         for site in self.sites:
-            content = b"".join((self.data / site / name).read_bytes() for name in ("dataset.json", "split.csv"))
+            folder = self.data / site
+            content = b"".join(read(folder / name, TABLE_BYTES, folder) for name in ("dataset.json", "split.csv"))
             texts[site] = hashlib.sha256(content).hexdigest()
         return {"data": texts, PIXELS: {site: pixels_digest(SiteFolder.open(self.data / site)) for site in self.sites}}
 

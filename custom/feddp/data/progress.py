@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-from rich.console import Console
-from rich.progress import track as rich_track
+from rich.progress import BarColumn, TaskProgressColumn, TimeRemainingColumn
+
+from feddp.terminal import Screen, progress
 
 T = TypeVar("T")
 
@@ -12,7 +13,7 @@ T = TypeVar("T")
 def track(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:
     """Yields `items` and shows a bar with the text `what` meanwhile; silent if stderr is not a terminal."""
     # a separate console: rich allows one live display per console, and the caller may already show one
-    console = Console(stderr=True)
-    yield from rich_track(
-        items, description=what, total=total, console=console, transient=True, disable=not console.is_terminal
-    )
+    silent = not Screen(err=True).is_terminal
+    columns = "{task.description}", BarColumn(), TaskProgressColumn(), TimeRemainingColumn(elapsed_when_finished=True)
+    with progress(*columns, transient=True, disable=silent) as bar:
+        yield from bar.track(items, total=total, description=what)

@@ -33,6 +33,7 @@ from feddp.flare.earlier import require_earlier
 from feddp.flare.ends import tell_at_site
 from feddp.flare.job_folder import admitted, read_folder, require_meta
 from feddp.flare.kept import JOB_ID, files_of
+from feddp.flare.never_started import MOST, make_room
 from feddp.flare.policy import SitePolicy
 from feddp.flare.scopes import scopes_of
 from feddp.flare.unused import removed_of
@@ -59,6 +60,11 @@ class AdmittingDeployer(FLComponent, AppDeployerSpec):
         with self._one_at_a_time:
             try:
                 self._admit(workspace, job_id, job_meta, app_name, app_data, fl_ctx)
+                for removed in make_room(Path(workspace.get_root_dir())):
+                    audit(
+                        fl_ctx,
+                        f"job {removed} removed: it never started, and {MOST} deployed jobs that did not are kept at most",
+                    )
                 self._deploy(workspace, job_id, job_meta, app_name, app_data, fl_ctx)
             except FedDPError as error:
                 line = audit(fl_ctx, f"job {job_id} refused: {error}")

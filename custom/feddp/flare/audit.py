@@ -3,18 +3,23 @@
 import errno
 import functools
 import inspect
+import os
 import threading
 import time
 from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.utils.fl_context_utils import add_job_audit_event
 from nvflare.fuel.sec.audit import EXCLUDED_ACTIONS, Auditor, AuditService
 
+from feddp.logs import YEARS_BYTES, removed_line, turned
 from feddp.reading import one_line
 
 LONGEST, FIELD = 700, 100  # characters of any text in a line, and of each field before it
+_turning = threading.Lock()
 _NO_BRACKETS = str.maketrans("[]", "()")  # a bracket ends a field
 
 
@@ -80,7 +85,8 @@ class Refusals:
 
 def plain_lines(most: int = 1200, clock: Callable[[], float] = time.monotonic) -> None:
     """Makes FLARE's audit file safe: one line of printable ASCII per event, fields of bounded length without brackets, at most
-    `most` lines per minute. FLARE alone would copy the requester's name and the event's reference as the server wrote them.
+    `most` lines per minute, in files of bounded size (`feddp.logs`). FLARE alone would copy the requester's name and the
+    event's reference as the server wrote them.
     """
     minute = Minute(most, clock)
     for name in ("add_event", "add_job_event"):
@@ -100,9 +106,26 @@ def _plain(add: Callable[..., str], minute: Minute) -> Callable[..., str]:
         auditor, message = given.pop(names[0]), given.pop("msg", "")
         fields = {name: _printable(value, FIELD).translate(_NO_BRACKETS) for name, value in given.items()}
         more = f"[{before} lines before this one were left out]" if before else ""
-        return add(auditor, **fields, msg=_printable(message, LONGEST) + more)
+        with _turning:
+            _make_room(auditor)
+            return add(auditor, **fields, msg=_printable(message, LONGEST) + more)
 
     return added
+
+
+def _make_room(auditor: Auditor) -> None:
+    """Lets a full audit file make way for a new one; other files keep its lines (`feddp.logs`)."""
+    file = auditor.audit_file
+    if file is None or os.fstat(file.fileno()).st_size < YEARS_BYTES:
+        return
+    try:
+        removed = turned(Path(file.name))
+        auditor.audit_file = open(file.name, "a", encoding="ascii")  # noqa: SIM115 (FLARE closes it)
+    except OSError:  # a folder that is read-only now, say: the present file goes on
+        return
+    file.close()
+    if removed:
+        auditor.audit_file.write(f"[T:{datetime.now()}][{removed_line(removed)}]\n")
 
 
 def _printable(text: Any, most: int) -> str:

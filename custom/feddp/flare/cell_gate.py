@@ -18,7 +18,9 @@ from feddp.flare.arrival import Arrival, Refused, shown
 from feddp.flare.audit import Refusals, plain_lines
 from feddp.flare.dead_connections import close_dead_connections
 from feddp.flare.handshakes import handshake_apart
+from feddp.flare.logs import plain_records
 from feddp.flare.neighbours import Neighbours
+from feddp.flare.pods import restrict_pods
 from feddp.flare.streams import by_progress
 from feddp.flare.wire import holds_no_files, no_files
 
@@ -47,6 +49,8 @@ class Gate(FLComponent):
         no_files()
         by_progress()
         plain_lines()
+        plain_records()
+        restrict_pods()
         close_dead_connections()  # here: every process with cells has a gate, built before FLARE's drivers
         self.refusals = Refusals()
         handshake_apart(self._without_certificate)

@@ -21,6 +21,7 @@ from feddp.errors import FedDPError, PolicyError
 from feddp.flare.admission import require_signers
 from feddp.flare.audit import audit, audit_if_possible
 from feddp.flare.endings import started
+from feddp.flare.never_started import mark_started
 from feddp.reading import one_line
 
 TRIES, WITHIN = 3, 3600.0  # starts after a signal within so many seconds; then the site leaves the job
@@ -97,6 +98,8 @@ class Restarting(JobLauncherSpec):
             require_signers(workspace, job)
         except PolicyError as error:
             raise PolicyError(audit(fl_ctx, f"job {job} not started: {error}")) from None
+
+        mark_started(Path(workspace.get_run_dir(job)))
 
         def start() -> JobHandleSpec:
             return self.launcher.launch_job(job_meta, fl_ctx)

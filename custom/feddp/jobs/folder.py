@@ -132,7 +132,7 @@ def _put_back(old: Path, folder: Path) -> None:
 
 def _is_ours(folder: Path) -> bool:
     try:
-        config = read(folder / APPS[SERVER] / FILES[SERVER], JSON_BYTES)
+        config = read(folder / APPS[SERVER] / FILES[SERVER], JSON_BYTES, folder)
     except (FileNotFoundError, BadFile):  # whatever it is, it is no job of ours
         return False
     return SERVER_CLASSES["persistor"].encode() in config

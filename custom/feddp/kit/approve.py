@@ -22,6 +22,7 @@ from feddp.kit.describe import described
 from feddp.kit.files import require_owner
 from feddp.kit.privacy import privacy_file
 from feddp.plan.resolve import build_network
+from feddp.reading import read, real
 from feddp.sealing.kit import CLIENT as HOSPITAL
 from feddp.sealing.kit import Kit, read_json
 from feddp.sealing.kit_certificates import certificate_problems
@@ -138,10 +139,9 @@ def read_job(folder: Path) -> tuple[dict[str, Any], Job]:
     extra = [path.name for path in sorted(folder.iterdir()) if path.name not in known]
     if extra:
         raise InputError(f"{folder} holds {extra[0]!r}, which no exported job has; export the job with `feddp job`")
-    job, at_server = (read_folder(side, folder / APPS[side]) for side in reversed(SIDES))
+    job, at_server = (read_folder(side, real(folder / APPS[side], folder)) for side in reversed(SIDES))
     if (at_server.plan, at_server.resume) != (job.plan, job.resume):
         raise InputError(f"{folder}: the server's app has another plan than the sites'; export the job with `feddp job`")
-    with open(folder / META, "rb") as handle:
-        meta = parsed(META, handle.read(LARGEST + 1))
+    meta = parsed(META, read(folder / META, LARGEST, folder))
     require_meta(meta, job)
     return meta, job

@@ -7,7 +7,6 @@ Times are those of the server's clock and its events: it asks a site, FLARE's cl
 (`computed`), the answer has arrived. The second round is measured, because in the first one a site also opens its images.
 """
 
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -20,8 +19,7 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.job_def import JobMetaKey, RunStatus
 from nvflare.fuel.flare_api.api_spec import JobNotFound, JobNotRunning
 from nvflare.fuel.flare_api.flare_api import Session
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, SpinnerColumn, TimeElapsedColumn
 
 from feddp.errors import FedDPError, InputError
 from feddp.files import PROGRESS, Event, read_events
@@ -34,6 +32,7 @@ from feddp.reading import lasting, megabytes, transferred
 from feddp.sealing.kit import ADMIN, Kit
 from feddp.stages.accounting import requests_of
 from feddp.stages.events import BACK
+from feddp.terminal import progress
 
 ROUNDS = 2
 POLL, ENDS = 2.0, 120.0  # seconds between two looks, for an aborted job to end
@@ -94,8 +93,8 @@ def _suitable(kit: Kit, folder: Path) -> Job:
 
 def _watch(session: Session, id: str, deadline: float) -> None:
     """Shows the rounds; returns when they are complete, the job has ended, or the time is over."""
-    columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} rounds")
-    with Progress(*columns, TimeElapsedColumn(), console=Console(file=sys.stderr)) as bar:
+    counted = "{task.completed}/{task.total} rounds"
+    with progress(SpinnerColumn(), "{task.description}", BarColumn(), counted, TimeElapsedColumn()) as bar:
         task, done = bar.add_task(f"canary {id}: submitted", total=ROUNDS), 0
         while done < ROUNDS and time.monotonic() < deadline:
             status = session.get_job_meta(id)["status"]

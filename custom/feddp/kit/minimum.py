@@ -1,7 +1,8 @@
 """Compares a kit's effective policy with the consortium's minimum. A hospital may edit its files, but only to be stricter."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from nvflare.apis.fl_constant import ConnectionSecurity
@@ -14,11 +15,14 @@ from feddp.kit.components import component_problems
 from feddp.kit.containers import Containers, runtime
 from feddp.kit.privacy import privacy_problems
 from feddp.kit.settings import setting_problems, variable_problems
-from feddp.provision import NOBODY
+from feddp.provision import AUTHORIZATION, NOBODY
 from feddp.reading import shown
 from feddp.sealing.kit import ADMIN, CLIENT, SERVER, Kit, read_json
 
+# FLARE's commands, and the two rights of jobs that belong to no category
+RIGHTS = sorted({*COMMAND_CATEGORIES, "submit_job", "clone_job"} - {*NOBODY})
 HERE = ("localhost", "127.0.0.1")
+_EVERYBODY, _NOBODY = ("any", "all"), ("none", "no")
 REVIEWED = {SERVER: frozenset(SERVER_CLASSES.values()), CLIENT: frozenset(SITE_CLASSES.values())}
 
 
@@ -91,7 +95,7 @@ def _write(settings: Mapping[str, Any]) -> str:
 
 
 def _authorization(kit: Kit) -> list[Problem]:
-    """Checks that no role may bring code, by job or by command.
+    """Checks that no role may bring code, by job or by command, and that none may do more than in a provisioned kit.
 
     In FLARE, one rule for a whole role, or for `*`, applies to each right, even if the right has its own rule. A category's
     rule applies to each command in it that has no rule of its own.
@@ -100,17 +104,44 @@ def _authorization(kit: Kit) -> list[Problem]:
     roles = read_json(path).get("permissions")
     if not isinstance(roles, Mapping) or not roles:
         return [Problem(path, "has no permissions", "Restore the kit's file")]
-    problems = []
+    problems: list[Problem] = []
     for role, rights in roles.items():
-        for right, what in NOBODY.items():
-            rule = rights
-            if isinstance(rights, Mapping):
-                named = {" ".join(str(name).lower().split()): value for name, value in rights.items()}
-                rule = named.get("*", named.get(right, named.get(COMMAND_CATEGORIES.get(right, ""), "none")))
-            if not _nobody(rule):
-                remedy = f'Write "{right}": "none" for {role}, and name its other rights one by one'
-                problems.append(Problem(path, f"lets {role} {what} ({right}: {rule!r})", remedy))
+        remedy = f'Write "{{}}": "none" for {role}, and name its other rights one by one'
+        found = [
+            Problem(path, f"lets {role} {what} ({right}: {rule!r})", remedy.format(right))
+            for right, what in NOBODY.items()
+            if not _nobody(rule := _rule(rights, right)[1])
+        ]
+        problems += found or _more(path, role, rights)
     return problems
+
+
+def _more(path: Path, role: str, rights: Any) -> Iterator[Problem]:
+    """Yields the rights with which a role may do more than in a provisioned kit, such as read a site's files."""
+    own = AUTHORIZATION["permissions"].get(_word(role), {})
+    for right in RIGHTS:
+        (name, rule), (_, most) = _rule(rights, right), _rule(own, right)
+        if not _within(rule, most):
+            remedy = f'Write "{name}": "{most}" for {role}, or "none"'
+            yield Problem(path, f"gives {role} more than a kit does ({name}: {shown(rule)})", remedy)
+
+
+def _rule(rights: Any, right: str) -> tuple[str, Any]:
+    """Returns FLARE's rule for a right among those of a role, and its name there: the right's, its category's, or "*"."""
+    named = {_word(name): value for name, value in rights.items()} if isinstance(rights, Mapping) else {"*": rights}
+    name = next((name for name in ("*", right, COMMAND_CATEGORIES.get(right, "")) if name in named), right)
+    return name, named.get(name, "none")
+
+
+def _within(rule: Any, most: str) -> bool:
+    """Whether a rule allows nobody whom `most`, the kit's, does not allow. Of a list, FLARE needs one condition alone."""
+    if most in _EVERYBODY:
+        return True
+    return _nobody(rule) or {*map(_word, rule if isinstance(rule, list) else [rule])} <= {most, *_NOBODY}
+
+
+def _word(text: Any) -> str:
+    return " ".join(str(text).lower().split())
 
 
 def _signatures(kit: Kit) -> list[Problem]:
@@ -124,7 +155,7 @@ def _signatures(kit: Kit) -> list[Problem]:
 def _nobody(rule: Any) -> bool:
     """Whether every condition is FLARE's "none". A rule with only exceptions ("not ...") allows everyone else."""
     conditions = rule if isinstance(rule, list) else [rule]
-    return bool(conditions) and all(str(condition).strip().lower() in ("none", "no") for condition in conditions)
+    return bool(conditions) and all(_word(condition) in _NOBODY for condition in conditions)
 
 
 def _containers(kit: Kit) -> list[Problem]:

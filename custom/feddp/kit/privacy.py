@@ -20,6 +20,7 @@ from feddp.kit.components import unreviewed
 from feddp.kit.containers import Containers
 from feddp.kit.files import open_to_all
 from feddp.provision import GUARD, MINIMUM
+from feddp.reading import shown
 from feddp.sealing.kit import Kit, read_json
 
 UPDATE = "feddp.flare.update_privacy.UpdatePrivacy"
@@ -43,7 +44,7 @@ def privacy_problems(kit: Kit) -> list[Problem]:
         what = "is missing: FLARE would accept every scope, without filters"
         return [Problem(path, what, f"Restore the kit's file ({SEE})")]
     content = read_json(path)
-    problems = [*form_problems(path, content), *ignored(path, content)]
+    problems = [*form_problems(path, content), *ignored(path, content), *_default(path, content)]
     scopes = entries(content)
     if SCOPE not in [scope.get("name") for scope in scopes]:
         problems.append(Problem(path, f"has no scope {SCOPE}, which FedDP's jobs use", f"Add a scope with the name {SCOPE}"))
@@ -54,6 +55,14 @@ def privacy_problems(kit: Kit) -> list[Problem]:
         problems += unreviewed or [*_guard(path, scope), *_unbuilt(path, scope)]
         problems += _site(kit, path, scope)
     return problems
+
+
+def _default(path: Path, content: Mapping[str, Any]) -> Iterator[Problem]:
+    """A kit has no default scope. Jobs of FedDP name theirs, so whoever wrote one expects another job."""
+    default = content.get("default_scope")
+    if default and default in [scope.get("name") for scope in entries(content)]:
+        what = f"has the default_scope {shown(default)}: a job that names no scope would run under it"
+        yield Problem(path, what, "Remove default_scope")
 
 
 def _unreviewed(path: Path, scope: Mapping[str, Any]) -> Iterator[Problem]:

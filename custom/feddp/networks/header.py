@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from feddp.errors import BadFile, InputError, Problem
+from feddp.files import folder_of
 from feddp.limits import HEADER_SHARE, NETWORK_BYTES
 from feddp.reading import amount, opened, parse, short
 
@@ -18,11 +19,11 @@ def outline(path: Path, most: int = NETWORK_BYTES) -> tuple[Shapes, dict[str, st
     """Returns ({tensor: shape}, metadata).
 
     Raises:
-        InputError: the file is missing or has more than `most` bytes, or its header is invalid, too long, or has tensors of a
-            type that no network here uses.
+        InputError: the file is missing, a link out of the folder of its run, or has more than `most` bytes, or its header is
+            invalid, too long, or has tensors of a type that no network here uses.
     """
     try:
-        file = opened(path, most)
+        file = opened(path, most, folder_of(path))
     except FileNotFoundError:
         raise InputError(f"{path} does not exist; name a .safetensors or PyTorch file of weights") from None
     with file:

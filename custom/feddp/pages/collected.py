@@ -205,7 +205,7 @@ def label_of(method: str) -> str:
 def _comparison(folder: Path) -> Collected:
     path = folder / COMPARISON
     try:
-        content = read_json(path, RESULTS_BYTES)
+        content = read_json(path, RESULTS_BYTES, folder)
         variants = {Variant.parse(text): stored for text, stored in content["results"].items()}
         results = {variant: _stored(folder, stored, variant.when) for variant, stored in variants.items()}
         tables = tuple(ResultTable.from_json(table) for table in content["tables"])

@@ -8,10 +8,10 @@ from typing import Any
 
 from feddp.errors import InputError
 from feddp.files import NETWORK, RESULTS, RUN, site_folder
-from feddp.limits import RESULTS_BYTES
+from feddp.limits import NETWORK_BYTES, RESULTS_BYTES
 from feddp.pages.collected import FinishedRun
 from feddp.plan.schema import Plan
-from feddp.reading import read_json
+from feddp.reading import opened, read_json
 
 _BLOCK = 1 << 20
 _SHOWN = ("method", "network", "rounds", "size", "seed", "channels", "classes", "labels", "stages", "behaviour", "selection")
@@ -38,7 +38,7 @@ def provenance(run: FinishedRun) -> Provenance:
     plan |= {f"set {name}": _text(value) for name, value in sorted(run.results.get("settings", {}).items())}
     path, stored = run.folder / RUN, {}
     if path.exists():
-        stored = read_json(path, RESULTS_BYTES)
+        stored = read_json(path, RESULTS_BYTES, run.folder)
         if not isinstance(stored, dict) or not isinstance(stored.get("plan"), dict):
             raise InputError(f"{path} is damaged: it holds no plan; remove the file to have a report without it")
         if not isinstance(stored.get("versions", {}), dict):
@@ -68,12 +68,12 @@ def _digest(plan: dict[str, Any] | None) -> str:
 
 def _hashes(run: FinishedRun) -> dict[str, str]:
     files = [*sorted(run.folder.glob("*.safetensors")), *(site_folder(run.folder, site) / NETWORK for site in run.sites)]
-    return {str(path.relative_to(run.folder)): _sha256(path) for path in files if path.is_file()}
+    return {str(path.relative_to(run.folder)): _sha256(path, run.folder) for path in files if path.is_file()}
 
 
-def _sha256(path: Path) -> str:
+def _sha256(path: Path, run: Path) -> str:
     digest = hashlib.sha256()
-    with open(path, "rb") as handle:
+    with opened(path, NETWORK_BYTES, run) as handle:
         while block := handle.read(_BLOCK):
             digest.update(block)
     return digest.hexdigest()

@@ -1,21 +1,21 @@
 """Prints tables to a terminal. One that is too narrow wraps the lines: a number is never cut."""
 
 from rich import box
-from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from feddp.reporting.tables import ResultTable
+from feddp.terminal import Screen
 
 WIDEST = 10_000  # characters of a line
 
 
 def show(view: Table) -> None:
     """Prints the table as wide as its columns need, whatever the width of the terminal."""
-    console = Console()
+    console = Screen()
     needed = Measurement.get(console, console.options.update(max_width=WIDEST), view).maximum
-    Console(width=max(console.width, needed)).print(view)
+    Screen(width=max(console.width, needed)).print(view)
 
 
 def on_screen(table: ResultTable) -> Table:

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich import box
-from rich.console import Console, Group
+from rich.console import Console, Group  # noqa: TID251 (the type)
 from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from feddp.reading import counted, lasting, plain
+from feddp.reading import counted, lasting
 from feddp.reporting.tables import BLANK
 
 RUNNING = "running"
@@ -31,9 +31,9 @@ def view(summary: Mapping[str, Any], state: str, brief: bool = False) -> Group:
     """
 
     def line(text: str) -> Text:
-        return Text(plain(text), no_wrap=brief, overflow="ellipsis" if brief else None)
+        return Text(text, no_wrap=brief, overflow="ellipsis" if brief else None)
 
-    parts: list[Table | Text] = [Text(plain(headline(summary, state)), "bold")]
+    parts: list[Table | Text] = [Text(headline(summary, state), "bold")]
     if sites := summary.get("sites"):
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for head in ("site", "state"):
@@ -85,10 +85,10 @@ def time_left(seconds: float | None, rough: bool) -> str:
 def _state(site: Mapping[str, Any], text: Text, running: bool) -> Text:
     word, why = site["state"], site["why"]
     if running:
-        text.append(plain(word if word == "waits" else f"{word} {lasting(site['since'])}"), _STYLES.get(word))
+        text.append(word if word == "waits" else f"{word} {lasting(site['since'])}", _STYLES.get(word))
     else:
-        text.append(plain(_ENDED.get(word, word)))
-    return text.append(plain(f": {why}"), "default") if why else text
+        text.append(_ENDED.get(word, word))
+    return text.append(f": {why}", "default") if why else text
 
 
 def _number(value: float | None) -> str:

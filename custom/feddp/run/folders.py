@@ -16,7 +16,7 @@ from rich.filesize import decimal
 
 from feddp.errors import InputError, PolicyError
 from feddp.files import ARTIFACTS, COMPARISON, NETWORK, PROGRESS, REPORT, RESULTS, RUN, SHARED, TENSORBOARD, WEIGHTS
-from feddp.reading import read_own
+from feddp.reading import read_own, real
 from feddp.reporting.standing import RUNNING
 from feddp.run.keeper import processes_below
 from feddp.run.session import JOB, POC_FOLDERS, SERVER_FILES, SIMULATOR, WORKSPACE, recorded, to_go_on
@@ -63,7 +63,7 @@ class RunFolder:
         """The file with the server's events: its own, or the copy that an ended attempt left, if that is newer."""
         copy = self.path / PROGRESS
         found = [path for folder in SERVER_FILES for path in (self.path / folder).glob(f"*/{PROGRESS}")]
-        found += [copy] if copy.exists() else []
+        found = [real(path, self.path) for path in (*found, copy) if path.exists()]
         return max(found, key=lambda path: path.stat().st_mtime, default=copy)
 
     def size(self) -> int:

@@ -1,21 +1,21 @@
 """Live progress of a run, from the server's progress.jsonl and, on request, from the logs."""
 
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.console import Console  # noqa: TID251 (the type)
+from rich.progress import BarColumn, Progress, SpinnerColumn, TimeElapsedColumn  # noqa: TID251 (the type)
 
 from feddp.files import events_after
 from feddp.plan.schema import Plan
 from feddp.protocol import ADOPT, WITHHELD, Kind, spec_of
-from feddp.reading import plain, transferred
+from feddp.reading import plain_line, transferred
 from feddp.reporting.standing import time_left
 from feddp.stages.events import BACK
 from feddp.stages.standing import Standing
+from feddp.terminal import progress
 
 Logs = Callable[[], Mapping[str, Path]]  # the logs that there are now, by the names that begin their lines
 
@@ -36,14 +36,8 @@ class Follower:
 
     def until(self, finished: Callable[[], bool], poll: float = 0.2) -> None:
         """Follows until `finished()`, then shows the remaining events."""
-        console = Console(file=sys.stderr)
-        columns = (
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed}/{task.total}"),
-        )
-        with Progress(*columns, TimeElapsedColumn(), TextColumn("{task.fields[left]}"), console=console) as bar:
+        columns = SpinnerColumn(), "{task.description}", BarColumn(), "{task.completed}/{task.total}", TimeElapsedColumn()
+        with progress(*columns, "{task.fields[left]}") as bar:
             task = bar.add_task(f"{self.plan.method}: starting {len(self.sites)} sites", total=self.plan.rounds, left="")
             while True:
                 last = finished()
@@ -69,7 +63,7 @@ class Follower:
                 end = content.rfind(b"\n") + 1
                 self._shown[path] = self._shown.get(path, 0) + end
                 for line in content[:end].decode(errors="replace").splitlines():
-                    console.print(plain(f"{name}: {line}"), style="dim", highlight=False, markup=False, soft_wrap=True)
+                    console.print(plain_line(f"{name}: {line}"), style="dim", soft_wrap=True)
 
     def _show(self, event: dict[str, Any], bar: Progress, task: Any) -> None:
         kind = event["event"]
@@ -130,5 +124,4 @@ class Follower:
 
 
 def _line(bar: Progress, text: str) -> None:
-    """Shows a line, which may hold a site's or a library's words: rich would take what is in brackets for its own."""
-    bar.console.print(plain(text), markup=False, soft_wrap=True)  # a file's lines are not cut at 80 characters
+    bar.console.print(plain_line(text), soft_wrap=True)  # a file's lines are not cut at 80 characters

@@ -11,7 +11,6 @@ does not update its own. It predicts with those of its start: the federation's w
 """
 
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from feddp.stages.site import Site
 from feddp.stages.tensors import Expected
 from feddp.stages.train import adopt
 from feddp.stages.tune import tune
+from feddp.terminal import note
 from feddp.training.calibration import Report
 from feddp.training.device import asked_for, settle
 from feddp.training.seeds import seeded
@@ -81,7 +81,7 @@ def join(
     settle(device, threads=1)  # as at a site: bit-equal on machines of one kind
     site = _opened(opened, local_plan, out, device, first, train)
     if untouched := _untouched(site, train):
-        print(f"warning: {untouched}", file=sys.stderr)
+        note(f"warning: {untouched}")
     adopt(site, shared, results["start_round"])
     tune(site, train, report)
     summary = {when: value for when, value in evaluate(site).items() if when != "peers"}

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import psutil
 
+from feddp.terminal import note
+
 GRACE = 10.0  # seconds between the request to end and the kill
 _PARTS = ("nvflare.", "sub_start.sh", "feddp.run.patient_simulator")  # in the command lines of FLARE's processes
 
@@ -54,10 +56,9 @@ def end_below(folder: Path, grace: float = GRACE) -> None:
         stuck |= set(psutil.wait_procs(alive, timeout=grace)[1])
     if stuck:
         numbers = ", ".join(str(number) for number in sorted(process.pid for process in stuck))
-        print(
+        note(
             f"{folder}: killed, but still there: process {numbers}. It waits for the system (a disk or a network drive?) and"
-            " ends after that; if it does not, restart the machine",
-            file=sys.stderr,
+            " ends after that; if it does not, restart the machine"
         )
 
 

@@ -1,13 +1,13 @@
 """A federation without FLARE (`feddp run --env local`), in one process or with workers: the same stages and the same bits."""
 
 import os
-import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
+from feddp import terminal
 from feddp.errors import FedDPError, Stopped, StorageError
 from feddp.files import PROGRESS, append_event
 from feddp.flare.configuration import APPS, FILES, SERVER
@@ -120,7 +120,7 @@ class LocalRun:
         """Ends the run before its next step."""
         self._stopped.set()
         if not self.finished():
-            print("stopping after the present step ...", file=sys.stderr)
+            terminal.note("stopping after the present step ...")
         self._thread.join()
         release(self._workspace)
 

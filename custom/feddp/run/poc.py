@@ -21,6 +21,7 @@ from feddp.flare.admin_session import is_final, opened_session, session_errors
 from feddp.provision import POLICY
 from feddp.run.keeper import watched
 from feddp.run.session import POC, Request
+from feddp.terminal import note
 
 PROJECT, SERVER, LEAD = "feddp", "localhost", "lead@feddp.org"
 READY = 90  # seconds within which every site must have joined
@@ -140,11 +141,11 @@ def restarted(names: list[str], start: Callable[[str], subprocess.Popen[bytes]])
                 ended = f"{name}: signal {-processes[name].returncode} ended its FLARE client"
                 if left[name]:
                     left[name] -= 1
-                    print(f"{ended}; started again", file=sys.stderr)
+                    note(f"{ended}; started again")
                     processes[name] = start(name)
                 else:
                     del left[name]
-                    print(f"{ended}; it was started again {TRIES} times, so the site is given up", file=sys.stderr)
+                    note(f"{ended}; it was started again {TRIES} times, so the site is given up")
 
     watching = threading.Thread(target=watch)
     watching.start()

@@ -5,8 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import Sample, load
 from feddp.files import WEIGHTS, site_folder
@@ -25,6 +23,7 @@ from feddp.stages.memory import ServerMemory
 from feddp.stages.results import gathered
 from feddp.stages.site import Site
 from feddp.stages.tensors import Expected
+from feddp.terminal import note
 from feddp.training.device import memory_of
 from feddp.training.store import Store
 
@@ -68,8 +67,7 @@ def run(request: Request) -> dict[str, Any]:
     begin(request)
     if request.initial is not None:
         save_network(out / WEIGHTS, request.initial, {})  # for whoever continues the run
-    console = Console(stderr=True, soft_wrap=True)
-    console.print(f"{plan.method}: all images of {', '.join(request.sites)} in one place, outside FLARE, without a federation")
+    note(f"{plan.method}: all images of {', '.join(request.sites)} in one place, outside FLARE, without a federation")
     folders = {site: SiteFolder.open(Path(request.policies[site]["data"])) for site in request.sites}
     pool = Pool(request, list(folders.values()), out / "workspace" / POOL)
     # only one site answers, and it already has the initial tensors

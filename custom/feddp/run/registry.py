@@ -124,7 +124,7 @@ class Registry:
     def _checked(self, event: Event, otherwise: str = "") -> Path:
         file = self._file(event["sha256"])
         try:
-            found = sha256(read(file, NETWORK_BYTES)).hexdigest()
+            found = sha256(read(file, NETWORK_BYTES, self.folder)).hexdigest()
         except FileNotFoundError:
             found = ""
         if found != event["sha256"]:

@@ -1,6 +1,5 @@
 """Continues a run that failed, after a pause that doubles; says how to continue one that Ctrl-C ended."""
 
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 from feddp.errors import FedDPError, InputError, PolicyError
 from feddp.files import RESULTS, RUN
 from feddp.run.session import to_go_on
+from feddp.terminal import note
 
 PAUSE, LONGEST = 5.0, 300.0  # seconds before the second attempt, and at most
 
@@ -25,7 +25,7 @@ def retried(attempt: Callable[[], dict[str, Any]], out: Path, retries: int) -> d
         return _retried(attempt, out, retries)
     except KeyboardInterrupt:
         if (out / RUN).exists() and not (out / RESULTS).exists():
-            print(to_go_on(out), file=sys.stderr)
+            note(to_go_on(out))
         raise
 
 
@@ -39,6 +39,6 @@ def _retried(attempt: Callable[[], dict[str, Any]], out: Path, retries: int) -> 
             if not (out / RUN).exists():
                 raise
             pause = min(PAUSE * 2**number, LONGEST)
-            print(f"{error}; attempt {number + 2} of {retries + 1} in {pause:.0f} s", file=sys.stderr)
+            note(f"{error}; attempt {number + 2} of {retries + 1} in {pause:.0f} s")
             time.sleep(pause)
     return attempt()

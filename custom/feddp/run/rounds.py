@@ -8,7 +8,6 @@ all of them; each has the bits of a run of its own. The seconds of the rounds ar
 import json
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from hashlib import sha256
@@ -22,6 +21,7 @@ from feddp.methods import METHODS
 from feddp.methods.base import TRAIN, Method
 from feddp.plan.schema import Plan
 from feddp.stages.memory import LATEST, ServerMemory
+from feddp.terminal import note
 from feddp.training.claim import PLAN
 from feddp.training.settings import Calibration, Heads, Tuning, key
 
@@ -67,7 +67,7 @@ def keep(memory: ServerMemory, workspace: Path, folder: Path, event: Event) -> N
             _copy(source, part / name, plan)
         os.replace(part, folder)
     except (OSError, StorageError) as error:
-        print(f"warning: these rounds are not kept for other runs: {error}", file=sys.stderr)
+        note(f"warning: these rounds are not kept for other runs: {error}")
         shutil.rmtree(part, ignore_errors=True)
 
 
@@ -76,7 +76,7 @@ def take(plan: Plan, workspace: Path, folder: Path) -> None:
     participants = dict(_participants(plan, workspace))
     if not folder.exists() or (participants["server"] / f"{LATEST}.safetensors").exists():
         return
-    print(f"its {plan.rounds} rounds are those of another run of this comparison", file=sys.stderr)
+    note(f"its {plan.rounds} rounds are those of another run of this comparison")
     with writing(workspace):
         for name, target in reversed(participants.items()):  # the server last: by its file the run has rounds
             _copy(folder / name, target, plan)

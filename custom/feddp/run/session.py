@@ -4,7 +4,6 @@ import json
 import os
 import shlex
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -47,6 +46,7 @@ from feddp.run.follow import Follower
 from feddp.stages.empty import at_the_end
 from feddp.stages.memory import start_file
 from feddp.stages.site import last_network
+from feddp.terminal import note
 from feddp.tracking import VARIABLE
 from feddp.training.claim import hold, is_unused
 from feddp.versions import installed
@@ -157,9 +157,9 @@ def _run(request: Request, environment: Environment, name: str) -> dict[str, Any
     out = request.out
     job = jobs.export(request.plan, out / JOB / name, initial=request.initial, resume=request.resume)
     if request.env != "local":  # one process asks nobody
-        print(f"approved for this run: plan {request.plan.digest()[:12]} at {len(request.sites)} sites", file=sys.stderr)
+        note(f"approved for this run: plan {request.plan.digest()[:12]} at {len(request.sites)} sites")
     if idle := idle_queries(request.plan):
-        print(f"warning: {idle}", file=sys.stderr)
+        note(f"warning: {idle}")
     with environment(request, job) as running:
         if not request.resume:
             write_json(out / RUN, record(request) | {"versions": installed(), "job": running.id})
@@ -201,7 +201,7 @@ def begin(request: Request) -> str:
         )
     if not (out / CONFIG).exists():  # a process was killed before it wrote it
         _write_config(request)
-    print(f"{out} holds this run, unfinished: it is continued", file=sys.stderr)
+    note(f"{out} holds this run, unfinished: it is continued")
     return job if begun(out, job) else ""
 
 
@@ -297,7 +297,7 @@ def finish(out: Path, results: dict[str, Any]) -> dict[str, Any]:
     write_text(out / RESULTS_TABLE, write_markdown(results))
     write_json(out / RESULTS, results)
     if warning := at_the_end(results):
-        print(f"warning: {warning}", file=sys.stderr)
+        note(f"warning: {warning}")
     return results
 
 

@@ -1,6 +1,5 @@
 """`feddp calibrate-threshold`: a threshold for one network at one site, with a bound on what its masks miss."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,9 @@ from feddp.export.graph import Graph
 from feddp.files import write_json, writing
 from feddp.networks.metadata import TEST
 from feddp.networks.weights import fingerprint, read_network
-from feddp.reading import read_own
+from feddp.reading import read_own, real
 from feddp.run.conformal import largest_threshold, risk
+from feddp.terminal import note
 from feddp.training.device import asked_for
 from feddp.training.metrics import THRESHOLD, require_finite
 
@@ -51,11 +51,10 @@ def calibrate(network: Path, data: Path, alpha: float, out: Path, device: str = 
     if metadata.labels != "nested" and len(metadata.classes) > 1:
         raise InputError(f"{network}: a pixel has one of its {len(metadata.classes)} exclusive classes, which no bound covers")
     if metadata.selection == TEST:
-        print(
+        note(
             f"warning: the run of {network} trained on the split {SPLIT} too (selection=test), and no bound holds for images"
             f" that a network was trained on. Unless the patients under {SPLIT} in {data} are others, which the run has not"
-            f" seen, name a folder whose split.csv has such patients as {SPLIT}",
-            file=sys.stderr,
+            f" seen, name a folder whose split.csv has such patients as {SPLIT}"
         )
     with writing(out):  # not after all predictions
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -88,7 +87,7 @@ def calibrate(network: Path, data: Path, alpha: float, out: Path, device: str = 
 def read_threshold(file: Path, network: Path) -> float:
     """Returns the threshold in a file of `calibrate`; raises InputError if the file is damaged or of another network."""
     try:
-        content = read_own(file, InputError, "calibrate again")
+        content = read_own(real(file), InputError, "calibrate again")
     except FileNotFoundError:
         raise InputError(f"{file} does not exist; `feddp calibrate-threshold` writes it") from None
     value = content.get("threshold")

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.live import Live
 
 from feddp.errors import FedDPError, InputError
@@ -18,6 +17,7 @@ from feddp.run.folders import FINISHED, RunFolder, runs_below
 from feddp.run.session import to_go_on
 from feddp.stages.events import progress_after
 from feddp.stages.standing import Standing
+from feddp.terminal import Screen
 
 POLL = 1.0  # seconds between two looks
 
@@ -77,7 +77,7 @@ def watch(run: Watched, poll: float = POLL) -> None:
     Raises:
         FedDPError: the run ended without results, or cannot be looked at.
     """
-    with Live(console=Console(), auto_refresh=False) as live:
+    with Live(console=Screen(), auto_refresh=False) as live:
         while True:
             look = run.look()
             shown = view(look.summary, look.state) if look.ended else fitted(look.summary, look.state, live.console)

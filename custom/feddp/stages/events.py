@@ -10,6 +10,7 @@ from feddp.files import Event, events_after
 from feddp.plan.schema import LARGEST
 from feddp.reading import is_count, is_name, is_number, is_text
 
+OF_SITES = ("again", "certificate", "refused", "returned", "transfer")  # events that a site can cause at will
 TO, BACK = "to", "back"  # the ways of a transfer: of a task to a site, of its answer to the server
 
 

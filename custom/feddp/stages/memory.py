@@ -14,6 +14,7 @@ A job's own folder, which is downloaded, shows the latest and the best one (shar
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from torch import Tensor
 from feddp.adaptation.request import AdaptationRequest
 from feddp.errors import BadFile, ContributionError, FedDPError, InputError
 from feddp.files import PROGRESS, RESULTS, TIME, Event, append_event, copy_anew, read_events, replacing, write_json, writing
+from feddp.limits import EVENT_BYTES
 from feddp.methods.base import HEADS, TRAIN
 from feddp.networks.header import outline
 from feddp.networks.weights import save_network
@@ -31,6 +33,7 @@ from feddp.plan.resolve import initial_tensors
 from feddp.plan.schema import Plan
 from feddp.protocol import Sent, rounded
 from feddp.stages.accounting import accounted
+from feddp.stages.events import OF_SITES
 from feddp.stages.scored import IOU, curves
 from feddp.stages.tensors import Expected
 from feddp.training.claim import claim
@@ -233,12 +236,19 @@ class ServerMemory:
             self.peers[site] = sorted({*self.peers.get(site, []), *given})
 
     def progress(self, event: str, **metadata: Any) -> None:
-        """Appends a line to progress.jsonl, which `feddp run` follows, and shows it to the watchers."""
+        """Appends a line to progress.jsonl, which `feddp run` follows, and shows it to the watchers.
+
+        A line that a site can cause at will is only shown where the file is half as large as its readers take: the rounds need
+        the other half.
+        """
         first, *copies = self._progress
         with self._telling:  # the lines have one order in both files
-            appended = append_event(first, event, **metadata)
-            for copy in copies:
-                append_event(copy, **appended)
+            if event in OF_SITES and first.exists() and first.stat().st_size >= EVENT_BYTES // 2:
+                appended: Event = {"event": event, "time": time.time(), **metadata}
+            else:
+                appended = append_event(first, event, **metadata)
+                for copy in copies:
+                    append_event(copy, **appended)
         for watcher in self._watchers:
             watcher(appended)
 

@@ -10,12 +10,14 @@ spectra.safetensors       amplitude spectra of other sites, received with consen
 peers.safetensors         personal tensors of other sites, received with consent, removed after the evaluation
 evaluation.json           the site's answer to the evaluation
 images.csv, cases.csv     metrics per image and, if images are slices, per volume, of each class too; they never leave the site
-record.jsonl              the log of the rounds; it never leaves the site
+record.jsonl              the log of the rounds, 64 MiB at most; the last lines of a longer one are in record.before.jsonl and
+                          record.last.jsonl; it never leaves the site
 masks/                    of an adaptation job: the masks, adapt.json and, with --score, scores.json; they never leave the site
 """
 
 import os
 import re
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,11 +29,13 @@ from torch import Tensor, nn
 from feddp.errors import BadFile, Problem
 from feddp.files import RECORD, append_event, writing
 from feddp.limits import NETWORK_BYTES, STORED_BYTES
+from feddp.logs import place_for, removed_line
 from feddp.networks.weights import read_network, save_network
 from feddp.partition import Tensors
 from feddp.reading import short
 from feddp.training.claim import AS_NEW, claim
 
+_recording = threading.Lock()
 _STATE = re.compile(r"state_(\d{5,})\.safetensors")
 INITIAL = "initial"
 EVALUATION = "evaluation.json"
@@ -143,8 +147,13 @@ class Store:
         return sorted(int(m[1]) for m in map(_STATE.fullmatch, os.listdir(self.folder)) if m)
 
     def record(self, event: str, **values: Any) -> None:
-        """Appends an event with its time to this site's log."""
-        append_event(self.folder / RECORD, event, **values)
+        """Appends an event with its time to this site's log, or to that of its last lines (`feddp.logs`): who sends tasks can
+        cause any number of them."""
+        with _recording:
+            path, removed = place_for(self.folder / RECORD)
+            if removed:
+                append_event(path, "removed_lines", message=removed_line(removed))
+            append_event(path, event, **values)
 
 
 def read_kept(path: Path, most: int = NETWORK_BYTES) -> tuple[Tensors, dict[str, str]]:

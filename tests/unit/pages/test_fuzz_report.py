@@ -58,5 +58,5 @@ def test_a_pipe_or_a_device_in_the_place_of_a_file_is_named(tmp_path, name, kind
     file = write_run(tmp_path / "run", DICE, events=EVENTS) / name
     file.unlink()
     os.mkfifo(file) if kind == "pipe" else file.symlink_to("/dev/zero")
-    with pytest.raises(InputError, match=f"{file.name}.* is not a regular file"):
+    with pytest.raises(InputError, match=f"{file.name}.* is (not a regular file|a link that leads out of)"):
         report([tmp_path / "run"], tmp_path / "page.html")

@@ -20,6 +20,7 @@ from feddp.run.follow import Follower
 from feddp.run.watch_job import WatchedJob, job_of
 from feddp.stages.events import read_progress
 from feddp.stages.standing import Standing
+from feddp.terminal import Screen
 from support.fuzz import cases, changed, tried
 
 TITLE = "\x1b]0;owned\x07"  # sets the title of a terminal's window
@@ -61,7 +62,7 @@ def test_what_is_watched_commands_no_terminal(plan_for):
     standing.add(ROW)
     standing.add({"event": "refused", "time": 2.0, "site": "a", "task": "train", "reason": TITLE})
     screen = io.StringIO()
-    Console(file=screen, force_terminal=True, width=120).print(view(standing.summary(3.0), f"ended{TITLE}"))
+    Screen(file=screen, force_terminal=True, width=120).print(view(standing.summary(3.0), f"ended{TITLE}"))
     assert "refused" in screen.getvalue()
     assert "\x1b]" not in screen.getvalue()
 
