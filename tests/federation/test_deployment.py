@@ -587,7 +587,7 @@ def test_a_wrong_kit_started_all_the_same_never_joins_and_the_genuine_one_does(f
         return logs[why].exists() and words in logs[why].read_text()
 
     until(lambda: written("key", "KEY_VALUES_MISMATCH"), "the kit with another's key said nothing")
-    turned_away = "authenticated as 'hospital-b' but claimed endpoint 'hospital-e'"
+    turned_away = "the name belongs to the certificate of hospital-e"
     until(lambda: turned_away in federation.log(SERVER), "the kit with another's certificate was not turned away")
     for why in ("expired", "root", "project"):
         until(lambda why=why: written(why, "registered aux handler"), f"{why} did not start")
