@@ -45,7 +45,7 @@ class Told:
         return made
 
 
-class Notes:
+class SharedNotes:
     """One site's notes in a job, and what it knows from the others'."""
 
     def __init__(self, identity: Identity, job: str):

@@ -12,7 +12,7 @@ from feddp.errors import SealingError
 from feddp.sealing.envelope import Binding, seal, unseal
 from feddp.sealing.handshake import LIMIT, Peer, introduce, meet
 from feddp.sealing.identity import Identity
-from feddp.sealing.note import Notes
+from feddp.sealing.note import SharedNotes
 from feddp.sealing.peers import LeftOut, good, unnoted
 
 SEALED, HANDSHAKE = "sealed", "introduction"  # names of the tensors on the wire, each of bytes
@@ -33,7 +33,7 @@ class Session:
     """
 
     def __init__(self, identity: Identity, job: str):
-        self.identity, self.job, self.notes = identity, job, Notes(identity, job)
+        self.identity, self.job, self.notes = identity, job, SharedNotes(identity, job)
         self.met: dict[str, x509.Certificate] = {}  # the certificate of each peer whose handshake was valid
         self._keys: dict[str, X25519PrivateKey] = {}  # of the last handshake, by exchange
         self._opened: dict[str, int] = {}  # the last epoch, by task

@@ -7,7 +7,7 @@ import pytest
 
 from feddp.errors import SealingError, SharedError
 from feddp.sealing.identity import Identity
-from feddp.sealing.note import LIMIT, Notes, Told, told_in
+from feddp.sealing.note import LIMIT, SharedNotes, Told, told_in
 from support.certificates import SERVER, Office
 
 PLAN, JOB = "5" * 64, "job-1"
@@ -30,7 +30,7 @@ def identities(office):
 
 @pytest.fixture
 def notes(identities):
-    return {name: Notes(identity, JOB) for name, identity in identities.items()}
+    return {name: SharedNotes(identity, JOB) for name, identity in identities.items()}
 
 
 def signed(notes, name, told=TOLD, plan=PLAN, samples=10):
@@ -72,7 +72,7 @@ def test_a_server_that_tells_sites_different_things_is_found(notes, other):
 def test_a_note_of_another_plan_or_job_is_none_of_this_one(notes, identities):
     with pytest.raises(SharedError, match="or of another job, plan"):
         required(notes, {"B": signed(notes, "B", plan="6" * 64), "C": signed(notes, "C")})
-    other = {"B": Notes(identities["B"], "job-2")}
+    other = {"B": SharedNotes(identities["B"], "job-2")}
     with pytest.raises(SharedError, match="or of another job, plan"):
         required(notes, {"B": signed(other, "B"), "C": signed(notes, "C")})
 
@@ -94,7 +94,7 @@ def test_a_server_cannot_sign_for_a_site(notes, office, identities):
         with pytest.raises(SharedError, match="2 of the 3 sites that the plan requires"):
             required(notes, {"B": note, "C": signed(notes, "C")})
     stranger, key = Office().issue("B")  # of another root of the same name
-    foreign = {"B": Notes(Identity("B", stranger, key, office.root, SERVER), JOB)}
+    foreign = {"B": SharedNotes(Identity("B", stranger, key, office.root, SERVER), JOB)}
     assert required(notes, {"B": signed(foreign, "B"), "C": signed(notes, "C")}, least=2) == ["B"]
 
 
@@ -102,7 +102,7 @@ def test_a_site_counts_once_and_only_if_it_is_of_the_run(notes, identities, offi
     with pytest.raises(SharedError, match="1 of the 2 sites"):
         required(notes, {"A": signed(notes, "A")}, least=2)
     certificate, key = office.issue("Z")
-    notes["Z"] = Notes(Identity("Z", certificate, key, office.root, SERVER), JOB)
+    notes["Z"] = SharedNotes(Identity("Z", certificate, key, office.root, SERVER), JOB)
     with pytest.raises(SharedError, match="1 of the 2 sites"):
         required(notes, {"Z": signed(notes, "Z")}, least=2)
 
