@@ -62,7 +62,3 @@ CHANNELS = 16  # channels of an image that a network takes
 SIZE = 1024  # pixels per side of the network's input, where attention takes 600 MiB per image; the paper uses 384
 LAYER_OPTION = 100_000  # value of an option of a network's layers: virtual classes are sites times classes
 SITES = 1000  # sites of a run
-
-# how far honest rounds move the shared tensors (`feddp.stages.movement`): parameters in units of learning rate times steps,
-# running statistics in standard deviations
-MOVEMENT, STATISTICS = 4.0, 16.0

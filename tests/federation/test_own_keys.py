@@ -90,7 +90,8 @@ def ran(federation, plan_for):
     """A job of FedDP with the U-Net, from tensors that its seed does not give, submitted in the console. At this rate training
     moves no parameter."""
     plan = plan_for(network="unet", private="head", rounds=1, sites=tuple(HOSPITALS), lr=1e-30)
-    state = {name: value + 1 for name, value in build_network(plan).state_dict().items()}
+    first = build_network(plan).state_dict()
+    state = {name: value + (1e-3 if value.is_floating_point() else 1) for name, value in first.items()}
     parameters = {name for name, _ in build_network(plan).named_parameters()}
     plan = replace(plan, weights=fingerprint(state))
     job_folder = jobs.export(plan, federation.folder / "jobs/pretrained", initial=state)

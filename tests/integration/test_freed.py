@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 from nvflare.apis.client import Client
+from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContextManager
 from nvflare.apis.impl.wf_comm_server import WFCommServer
 from nvflare.apis.signal import Signal
@@ -78,6 +79,7 @@ def served(plan, folder):
     stage, communicator = StageController("train"), WFCommServer()
     stage.set_communicator(communicator)
     with engine.new_context() as fl_ctx:
+        fl_ctx.set_prop(FLContextKey.SECURE_MODE, False)  # as in the simulator: nobody signs notes
         communicator.initialize_run(fl_ctx)
         stage.start_controller(fl_ctx)
         running = threading.Thread(target=stage.control_flow, args=(Signal(), fl_ctx))

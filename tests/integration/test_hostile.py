@@ -6,6 +6,7 @@ shape, stands here as a test of what passes. Fed events and log streams need a c
 
 import io
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -26,6 +27,8 @@ from feddp import protocol
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import load
 from feddp.flare import messages
+from feddp.networks.weights import fingerprint
+from feddp.plan.resolve import build_network
 from feddp.provision import AUTHORIZATION
 from feddp.training.seeds import seed_of
 from support.site import CELL, NUMBERS, SUMMARY, TABLES, bytes_of
@@ -288,12 +291,18 @@ def test_passes_a_number_of_every_training_image_in_a_running_variance(hospital,
     """What training itself leaves in a shared tensor is not free of single images: the job says how large a batch is, and its
     seed says which image is in it. With batches of one, r' = 0.9 r + 0.1 var(q(image)) for one image after another; q, which
     the server sent, adds an image's first two channels. So 8 rounds are 8 equations in 8 images' variances, where the policy
-    leaves the order to the plan's seed; where it is the site's own, they are the wrong equations."""
-    site = hospital(seed=seed).submitted(plan_for(network=toy, method="fedavg", batch=1, lr=1e-30, rounds=8, augment=False))
+    leaves the order to the plan's seed; where it is the site's own, they are the wrong equations. The job brings q, which the
+    hospital has approved: from another start, the site refuses it."""
+    plan = plan_for(network=toy, method="fedavg", batch=1, lr=1e-30, rounds=8, augment=False)
+    state = build_network(plan).state_dict()
+    state["q.weight"].zero_()[0, :2] = 1
+    state["q.bias"].zero_()
+    site = hospital(seed=seed).submitted(plan)
+    gamma = {name: state[name] for name in site.shared}
+    assert site.executed(protocol.TRAIN, gamma, round=0, phase=0).get_return_code() == messages.SHARED_REFUSED
+    site = hospital(seed=seed, tensors=[fingerprint(state)]).submitted(replace(plan, weights=fingerprint(state)), "job-2")
+    assert site.executed(protocol.INITIAL, state).get_return_code("") == ""
     images = [sample["image"] for sample in load(SiteFolder.open(tiny_root / "site-1"), "train", 32)]
-    weight = torch.zeros(4, 3, 1, 1)
-    weight[0, :2] = 1
-    gamma = site.shared | {"q.weight": weight, "q.bias": torch.zeros(4)}
     lines, sums = [], []
     for t in range(len(images)):
         answer = site.executed(protocol.TRAIN, gamma, round=t, phase=0)

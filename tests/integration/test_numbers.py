@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from nvflare.apis.fl_constant import FLContextKey
 from rich.console import Console
 
 from feddp import protocol
@@ -345,8 +346,9 @@ def test_results_hold_each_class_beside_the_mean(tmp_path, plan_for):
 @pytest.mark.parametrize("secure", [True, False])
 def test_the_results_say_whether_guards_stood(tmp_path, plan_for, secure):
     """They stand wherever there are certificates, and not in FLARE's simulator."""
-    run = Run(tmp_path, plan_for(method="fedavg", rounds=1), SITES, from_guards(COARSE), secure=secure)
-    run.run("train", "evaluate")
+    run = Run(tmp_path, plan_for(method="fedavg", rounds=1), SITES, from_guards(COARSE)).run("train")
+    run.fl_ctx.set_prop(FLContextKey.SECURE_MODE, secure)
+    run.run("evaluate")
     assert json.loads((tmp_path / "results.json").read_text())["rounded"] is secure
 
 

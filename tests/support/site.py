@@ -1,11 +1,10 @@
 """One site of a federation in one process: a job's components, the policy of the site's kit, and what FLARE says to them."""
 
 import json
-from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
-from unittest.mock import patch
+from typing import Any, ClassVar
 
 import pytest
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
@@ -15,12 +14,13 @@ from nvflare.apis.signal import Signal
 from nvflare.fuel.utils import fobs
 
 from feddp.errors import FedDPError
-from feddp.flare import executor, messages
+from feddp.flare import messages
+from feddp.flare.executor import StageExecutor
 from feddp.flare.filters import PrivateTensorGuard
 from feddp.flare.policy import SitePolicy
 from feddp.flare.site import SiteComponent
 from feddp.plan.schema import Plan
-from feddp.protocol import PARTS
+from feddp.protocol import LARGEST, PARTS
 from feddp.stages.site import Site
 from feddp.training.columns import METRICS
 from feddp.training.store import Store
@@ -39,6 +39,30 @@ NUMBERS = {
     "seconds": 1.0,
     **dict.fromkeys(PARTS, 0.0),
 }
+
+
+class Unsigned:
+    """What a site knows of the others where none signs anything: all have made every step."""
+
+    samples: ClassVar[dict[str, int]] = {}
+
+    def tell(self, told):
+        pass
+
+    def require_same(self, *args):
+        return LARGEST
+
+
+class Alone:
+    """A site's session in a job whose server asks for no notes."""
+
+    notes = Unsigned()
+
+    def __init__(self, session):
+        self._session = session
+
+    def __getattr__(self, name):
+        return getattr(self._session(), name)
 
 
 class FlareSite:
@@ -73,6 +97,9 @@ class FlareSite:
         """Another job, or the same one again, in a process of its own; `policy` is for this job alone."""
         self.plan, self.job, self.run = plan, job, resume or job
         self.component = SiteComponent(plan.to_json(), self.request, resume)
+        if not self.agrees:
+            seals = self.component.seals
+            self.component.seals = lambda fl_ctx: Alone(partial(seals, fl_ctx))
         admitting = SitePolicy.admitting(plan) if self.admits else {}
         if self.admits and self.request is not None:
             admitting["approve"] = [{"job": job, "plan": plan.digest(self.request)}]
@@ -111,10 +138,7 @@ class FlareSite:
 
     def executed(self, task: str, tensors=None, **scalars: Any) -> Shareable:
         """The executor's answer, before any filter."""
-        with (
-            nullcontext() if self.agrees else patch.object(executor, "agreeing", lambda context, seals, task, message: message)
-        ):
-            return executor.StageExecutor().execute(task, messages.pack(tensors, **scalars), self.at(task), Signal())
+        return StageExecutor().execute(task, messages.pack(tensors, **scalars), self.at(task), Signal())
 
     def guarded(self, task: str, message: Shareable) -> Shareable:
         """What the guard lets out of an answer. FedDPError where that is nothing."""

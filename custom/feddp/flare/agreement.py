@@ -1,34 +1,34 @@
 """A site's part in the agreement on the shared tensors: the executor checks the others' notes, the guard signs this site's."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from feddp import protocol
 from feddp.errors import SharedError
 from feddp.flare.context import SiteContext
 from feddp.networks.weights import fingerprint
 from feddp.protocol import Kind
-from feddp.sealing.note import Told
-from feddp.sealing.session import Session
+from feddp.sealing.note import NOTE, Told
+from feddp.sealing.session import Session, as_tensor
 from feddp.stages.message import Message
-from feddp.stages.movement import most_samples
 
 
 def agreeing(context: SiteContext, seals: Callable[[], Session], task: str, message: Message) -> Message:
     """Returns the message for the site's half of the stage.
 
-    Of a request for a note it stores what the note must state. Of shared tensors it requires the notes of enough sites. The
-    number of images of the site with most is then the largest one that the sites have signed, not the server's.
+    Of a request for a note it stores what the note must state. Of shared tensors it requires the notes of enough sites; the
+    sites' numbers of images are then those that they have signed, not the server's.
 
     Args:
         seals: returns this site's session of the job; called only if needed.
 
     Raises:
-        SharedError: the sites have not all been told of the same tensors, or too few of them have.
+        SharedError: the sites were not all told of the same tensors, too few of them were, or none has made the step before.
         SealingError: the request holds wrong values.
     """
-    if context.simulated:
+    if context.simulated or not context.expected.partition.shared:
         return message
     plan, name = context.plan, context.name
     if protocol.spec_of(task).kind is Kind.AGREEMENT:
@@ -37,11 +37,22 @@ def agreeing(context: SiteContext, seals: Callable[[], Session], task: str, mess
             raise SharedError(f"site {name}: it was asked to sign a note of a task or of sites that its plan does not have")
         seals().notes.tell(told)
     elif task in protocol.with_shared():
-        said = {"brought_by": task, "phase": 0, "sites": (), **message.scalars, "shared": fingerprint(message.tensors)}
-        given, notes = message.scalars.get("notes"), seals().notes
-        theirs = given if isinstance(given, dict) else {}
-        left_out = partial(context.left_out, task)
-        notes.require_same(Told.of(said), plan.digest(), theirs, plan.federation.min_sites, left_out)
-        own = {name: context.samples}
-        return replace(message, scalars={**message.scalars, "samples": most_samples(notes.samples | own)})
+        notes, given = seals().notes, message.scalars.get("notes")
+        said: Mapping[str, Any] = {"phase": 0, "sites": (), **message.scalars}
+        told = Told.of({**said, "brought_by": task, "shared": fingerprint(message.tensors)})
+        theirs, left_out = given if isinstance(given, dict) else {}, partial(context.left_out, task)
+        made = notes.require_same(told, plan.digest(), theirs, plan.federation.min_sites, left_out)
+        if told.round * plan.phases + told.phase > max(made, context.store.latest()):
+            raise SharedError(
+                f"site {name}: it was sent shared tensors of {task}, round {told.round}, and no site has made the step before;"
+                " this site answers nothing. Ask the server's operator why"
+            )
+        context.note_samples(notes.samples)
+        return replace(message, scalars={**message.scalars, "samples": context.known_samples})
     return message
+
+
+def note_of(context: SiteContext, session: Session) -> dict[str, Any]:
+    """Returns this site's signed note of what it was told, as the tensor that leaves."""
+    note = session.notes.sign(context.plan.digest(), context.samples, context.store.latest())
+    return {NOTE: as_tensor(note)}

@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from feddp.errors import PolicyError
-from feddp.limits import MOVEMENT, STATISTICS
-from feddp.plan.schema import Plan
+from feddp.plan.schema import MOVEMENT, STATISTICS, Plan
 from feddp.training.settings import LOSS_NAMES
 
 LEAST_SITES = 3
@@ -32,10 +31,8 @@ class Bounds:
     rounds: int = 1000  # at most: rounds, and epochs of each later stage
     losses: tuple[str, ...] = LOSS_NAMES
     augment: bool = True  # whether augmentation must be on
-    # how far the shared tensors of a round may be from those before (`feddp.stages.movement`): parameters, at most, in units of
-    # learning rate times steps of the site with most images; running statistics, at most, in standard deviations
-    movement: float = MOVEMENT
-    statistics: float = STATISTICS
+    movement: float = MOVEMENT  # at most: how far a round may move the shared parameters
+    statistics: float = STATISTICS  # at most: and the running statistics
 
     @classmethod
     def of(cls, site: str, given: Any) -> "Bounds":
@@ -63,6 +60,8 @@ class Bounds:
             "local_epochs": max(own.local_epochs, *_settings(plan, LOCAL).values()),
             "rounds": max(own.rounds, plan.rounds, *_settings(plan, PASSES).values()),
             "augment": own.augment and training.augment,
+            "movement": max(own.movement, plan.federation.movement),
+            "statistics": max(own.statistics, plan.federation.statistics),
         }
         defaults = asdict(own)
         return {name: value for name, value in values.items() if value != defaults[name]}
@@ -81,6 +80,7 @@ class Bounds:
             self._most("rounds", plan.rounds, "rounds"),
             *(self._most(name, value, "rounds") for name, value in _settings(plan, PASSES).items()),
         ]
+        problems += [self._most(name, getattr(plan.federation, name), name) for name in ("movement", "statistics")]
         if training.loss not in self.losses:
             accepted = ", ".join(self.losses) or "none"
             problems.append(f"loss={training.loss} is not among the losses of its bounds, {accepted}; {_change('losses')}")

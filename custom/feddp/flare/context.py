@@ -1,28 +1,30 @@
 """One site in one job, built once per process: its name, policy and files. It is the host of the stages' site halves."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 
 from feddp.adaptation.request import AdaptationRequest
 from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError, PolicyError
+from feddp.files import write_json
 from feddp.flare.budget import Ledger
 from feddp.flare.kept import alone, files_of, secret_of
 from feddp.flare.numbers import selected_by
 from feddp.flare.policy import OWN, SitePolicy
 from feddp.flare.terms import require_as_private, require_terms
 from feddp.flare.unused import require_not_removed
-from feddp.reading import one_line
+from feddp.reading import one_line, read_json
 from feddp.stages.initial import first_network
-from feddp.stages.movement import Movement
 from feddp.stages.order import behind
 from feddp.stages.site import Site
 from feddp.stages.tensors import Expected
 from feddp.training.claim import hold
 from feddp.training.device import settle
 from feddp.training.store import Store
+
+SAMPLES = "samples.json"  # in a run's folder: the sites' numbers of training images, as they have signed them
 
 
 class SiteContext:
@@ -88,12 +90,29 @@ class SiteContext:
         adaptation selects no round."""
         return self.simulated or self.request is not None or selected_by(self.plan, self.policy.data) >= self.policy.min_images
 
-    @property
+    @cached_property
     def samples(self) -> int:
         """The number of the site's training images; 0 in an adaptation, whose folder may have no splits."""
         if self.request is not None:
             return 0
         return len(SiteFolder.open(self.policy.data).rows_of(*self.plan.training.trained_on))
+
+    @property
+    def known_samples(self) -> dict[str, int]:
+        """The numbers of training images of the sites that have signed theirs in this run, and this site's."""
+        return self._known_samples | {self.name: self.samples}
+
+    @cached_property
+    def _known_samples(self) -> dict[str, int]:
+        path = self.store.folder / SAMPLES
+        return {str(site): int(count) for site, count in read_json(path).items()} if path.exists() else {}
+
+    def note_samples(self, samples: Mapping[str, int]) -> None:
+        """Keeps them in the run's folder: a site that is lost, or takes no part in a job that continues the run, has moved the
+        shared tensors too."""
+        if not samples.items() <= self._known_samples.items():
+            self._known_samples |= samples
+            write_json(self.store.folder / SAMPLES, self._known_samples)
 
     @cached_property
     def secret(self) -> str:
@@ -195,6 +214,5 @@ class SiteContext:
                 lambda: self.stopped(),
                 self.secret,
                 self.run,
-                Movement(self.policy.bounds.movement, self.policy.bounds.statistics),
             )
         return self._site

@@ -115,7 +115,7 @@ class FlareServer(Server):
 
     def __init__(self, controller: StageController, memory: ServerMemory, abort_signal: Signal, fl_ctx: FLContext):
         # sealed, unless FLARE runs without certificates
-        super().__init__(memory, sealed=fl_ctx.get_prop(FLContextKey.SECURE_MODE) is not False)
+        super().__init__(memory, fl_ctx.get_prop(FLContextKey.SECURE_MODE) is not False, str(fl_ctx.get_job_id()))
         self._controller, self._abort_signal, self._fl_ctx = controller, abort_signal, fl_ctx
         self._asked = float("-inf")  # the time of the last request
         self._learned = time.monotonic()  # the time of the last look at the clients' tokens
@@ -265,7 +265,7 @@ def _released(task: Task, fl_ctx: FLContext) -> None:
 def _reply(site: str, task: str, result: Shareable) -> Message:
     code = result.get_return_code(ReturnCode.OK)
     if not isinstance(code, str) or code != ReturnCode.OK:  # a site writes what it likes there, an array too
-        if code == messages.SHARED_REFUSED:
+        if isinstance(code, str) and code == messages.SHARED_REFUSED:
             raise ContributionError(
                 f"site {site}: it refused the shared tensors of {task}: they are not what the sites' training gives, or not"
                 " those of the other sites. The site's audit.log names the tensor"

@@ -15,6 +15,7 @@ from torch import Tensor
 from feddp import protocol
 from feddp.adaptation.choices import GLOBAL
 from feddp.errors import PolicyError, SealingError
+from feddp.flare.agreement import note_of
 from feddp.flare.context import SiteContext
 from feddp.partition import Tensors
 from feddp.protocol import Kind
@@ -24,9 +25,8 @@ from feddp.sealing.envelope import recipients_of
 from feddp.sealing.identity import Identity
 from feddp.sealing.kit import Kit
 from feddp.sealing.kit_certificates import certificate_problems
-from feddp.sealing.note import NOTE
 from feddp.sealing.peers import LeftOut
-from feddp.sealing.session import Session, as_tensor
+from feddp.sealing.session import Session
 from feddp.stages.message import Message
 from feddp.training.store import by_site, together
 
@@ -133,7 +133,7 @@ def leaving(context: SiteContext, seals: Callable[[], Session], task: str, tenso
         return tensors
     spec = protocol.spec_of(task)
     if spec.kind is Kind.AGREEMENT:
-        return {NOTE: as_tensor(seals().notes.sign(context.plan.digest(), context.samples))}
+        return note_of(context, seals())
     if spec.kind is Kind.HANDSHAKE:
         return seals().introduce(spec.consent) if context.consents(spec.consent) else {}
     if spec.kind is Kind.COLLECTION and tensors:

@@ -50,6 +50,10 @@ BEHAVIOUR = 3
 LONGEST = {"classes": CLASSES, "stages": len(STAGES), "sites": COUNT}
 
 
+# how far honest rounds move the shared tensors (`feddp.stages.movement`)
+MOVEMENT, STATISTICS = 4.0, 16.0
+
+
 @dataclass(frozen=True)
 class Federation:
     """Settings of the federation: how the server collects and aggregates the contributions."""
@@ -66,6 +70,12 @@ class Federation:
     task_timeout: int = setting(0, "seconds to wait for a site's answer; 0: until FLARE reports the site dead")
     start: str = setting("auto", "the round that stage 1 selects: last or best; auto: last if a stage follows, else best")
     precision: str = setting("float32", "type of the rounds' tensors on the wire; float16: half the bytes, rounded both ways")
+    movement: float = setting(
+        MOVEMENT,
+        "how far a round may move a parameter, in units of lr times the steps of the sites with most images; what is further is"
+        " refused, by the server and by every site; a site's privacy filter that adds noise may need more",
+    )
+    statistics: float = setting(STATISTICS, "the same of running means and variances, in standard deviations")
     private: tuple[str, ...] | None = setting(None, "the private roles, comma-separated; the method's roles if not set")
 
     def __post_init__(self) -> None:
@@ -73,7 +83,7 @@ class Federation:
         require_choice(self, "aggregation", AGGREGATIONS)
         require_choice(self, "start", ("auto", "last", "best"))
         require_choice(self, "precision", ("float32", "float16"))
-        require_positive(self, "min_sites")
+        require_positive(self, "min_sites", "movement", "statistics")
         require_not_negative(self, "task_timeout", "norm_factor")
         if 0 < self.norm_factor < 1:
             raise InputError(

@@ -17,6 +17,7 @@ from feddp.reading import short
 from feddp.sealing.identity import Identity, signed
 
 NOTE = "note"  # the name of the tensor on the wire, of bytes
+LARGEST = 2**53
 LIMIT = 64 * 1024  # bytes; a certificate takes 1.5 KiB, and a name of each site is in it
 _MAGIC = b"feddp note 1\n"
 
@@ -45,24 +46,66 @@ class Told:
         return made
 
 
+@dataclass(frozen=True)
+class Statement:
+    """What a site signs beside what it was told.
+
+    Args:
+        plan: the digest of the job's plan.
+        samples: the site's number of training images.
+        steps: how many steps (phases of rounds) of the run it has made.
+    """
+
+    site: str
+    job: str
+    plan: str
+    samples: int
+    steps: int
+    told: Told
+
+    @property
+    def signed_part(self) -> bytes:
+        return _MAGIC + json.dumps(asdict(self), sort_keys=True).encode()
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> "Statement":
+        """Reads a note's; raises SealingError if it is not what `sign` writes."""
+        try:
+            words = content["site"], content["job"], content["plan"]
+            made = cls(*words, content["samples"], content["steps"], Told.of(content["told"]))
+        except (KeyError, TypeError):
+            raise SealingError("a note of shared tensors is incomplete; the server or a site runs another version") from None
+        counts = all(type(number) is int and 0 <= number <= LARGEST for number in (made.samples, made.steps))
+        if content.keys() != asdict(made).keys() or not all(isinstance(word, str) for word in words) or not counts:
+            raise SealingError("a note of shared tensors holds wrong values; the server or a site runs another version")
+        return made
+
+
 class SharedNotes:
     """One site's notes in a job, and what it knows from the others'."""
 
     def __init__(self, identity: Identity, job: str):
         self.identity, self._job = identity, job
         self.samples: dict[str, int] = {}  # {site: its number of training images, as in its last valid note}
+        self._signed: dict[tuple[str, int, int], Told] = {}  # {(task, round, phase): what this site has signed}
         self._own = threading.local()  # FLARE may run a task that the server pushes beside the one that was fetched
 
     def tell(self, told: Told) -> None:
-        """Stores what the next note of this thread states."""
-        self._own.told = told
+        """Stores what the next note of this thread states.
 
-    def sign(self, plan: str, samples: int) -> bytes:
-        """Returns the note of what this site was told.
+        Raises:
+            SharedError: this site has signed a note of other tensors for this task.
+        """
+        key = told.brought_by, told.round, told.phase
+        if self._signed.setdefault(key, told).shared != told.shared:
+            raise SharedError(
+                f"site {self.identity.name}: it was told of two sets of shared tensors for {told.brought_by} of round"
+                f" {told.round}, and signs the first one only. Ask the server's operator why"
+            )
+        self._signed[key] = self._own.told = told
 
-        Args:
-            plan: the digest of the job's plan.
-            samples: this site's number of training images.
+    def sign(self, plan: str, samples: int, steps: int) -> bytes:
+        """Returns the note of what this site was told; the arguments are those of Statement.
 
         Raises:
             SealingError: it was told nothing.
@@ -71,13 +114,13 @@ class SharedNotes:
         if told is None:
             raise SealingError(f"site {self.identity.name}: it was asked for a note and told of no shared tensors")
         self._own.told = None
-        statement = {"site": self.identity.name, "job": self._job, "plan": plan, "samples": samples, **asdict(told)}
-        signature = self.identity.sign(_signed_part(statement)).hex()
-        return json.dumps({"statement": statement, "certificate": self.identity.pem, "signature": signature}).encode()
+        statement = Statement(self.identity.name, self._job, plan, samples, steps, told)
+        signature = self.identity.sign(statement.signed_part).hex()
+        return json.dumps({"statement": asdict(statement), "certificate": self.identity.pem, "signature": signature}).encode()
 
     def require_same(
         self, told: Told, plan: str, notes: Mapping[str, Any], least: int, left_out: Callable[[str, FedDPError], None]
-    ) -> None:
+    ) -> int:
         """Requires that enough sites have signed notes of the same tensors, the same sites and the same plan.
 
         Args:
@@ -86,60 +129,55 @@ class SharedNotes:
             least: how many sites, this one included.
             left_out: is told each site whose note has no valid signature.
 
+        Returns:
+            The most steps that another site has made.
+
         Raises:
-            SharedError: a site has signed a note of other tensors, or too few sites have signed one.
+            SharedError: a site, or this one, has signed a note of other tensors, or too few sites have signed one.
         """
-        name, same = self.identity.name, {self.identity.name}
-        for site in sorted(notes.keys() & set(told.sites) - same):
+        name, what = self.identity.name, f"other shared tensors for {told.brought_by} of round {told.round} than this site"
+        statements = {}
+        if self._signed.get((told.brought_by, told.round, told.phase), told) != told:
+            raise SharedError(f"site {name}: it was sent {what} was told of; it answers nothing. Ask the server's operator why")
+        for site in sorted(notes.keys() & set(told.sites) - {name}):
             try:
-                statement = self._read(site, notes[site])
-                theirs, samples = Told.of(statement), statement["samples"]
+                statements[site] = self._read(site, notes[site])
             except SealingError as error:
                 left_out(site, error)
-                continue
-            if (theirs, statement["job"], statement["plan"]) != (told, self._job, plan):
-                what = f"other shared tensors for {told.brought_by} of round {told.round} than this site"
+        for site, statement in statements.items():
+            if (statement.told, statement.job, statement.plan) != (told, self._job, plan):
                 raise SharedError(
                     f"site {name}: site {site} was told of {what}, or of another job, plan or set of sites; the server does not"
                     " give all sites the same, and this site answers nothing. Ask the server's operator why"
                 )
-            self.samples[site] = samples
-            same.add(site)
-        if len(same) < least:
+        if len(statements) + 1 < least:
             raise SharedError(
-                f"site {name}: {len(same)} of the {least} sites that the plan requires have signed a note of the shared tensors"
-                f" of {told.brought_by}, round {told.round}; this site answers nothing. Ask the server's operator why"
+                f"site {name}: {len(statements) + 1} of the {least} sites that the plan requires have signed a note of the"
+                f" shared tensors of {told.brought_by}, round {told.round}; it answers nothing. Ask the server's operator why"
             )
+        self.samples |= {site: statement.samples for site, statement in statements.items()}
+        return max((statement.steps for statement in statements.values()), default=0)
 
-    def _read(self, site: str, note: Any) -> dict[str, Any]:
+    def _read(self, site: str, note: Any) -> Statement:
         """Returns the statement of a note that `site` has signed; raises SealingError if it has not."""
         try:
             content = json.loads(note if isinstance(note, str) and len(note) <= LIMIT else "")
             statement, pem, signature = content["statement"], str(content["certificate"]), bytes.fromhex(content["signature"])
-            whole = statement["site"] == site and type(statement["samples"]) is int and statement["samples"] >= 0
-            whole &= {"job", "plan"} <= statement.keys()
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            whole = False
-        if not whole or not signed(self.identity.accept(site, pem), signature, _signed_part(statement)):
+            made = Statement.of(statement)
+        except (SealingError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise SealingError(f"the server relayed no valid note of site {site}; it counts as none") from None
+        if made.site != site or not signed(self.identity.accept(site, pem), signature, made.signed_part):
             raise SealingError(f"site {site} did not sign the note that the server relayed; it counts as none")
-        return dict(statement)
+        return made
 
 
-def told_in(site: str, note: bytes) -> Told:
-    """Returns what a note states, for the server, which relays it; its signature is not checked.
+def statement_in(site: str, note: bytes) -> Statement:
+    """Returns what a note states, for the server, which relays it as text; its signature is not checked.
 
     Raises:
-        SealingError: it is no note, or of another site.
+        SealingError: it is no note.
     """
     try:
-        statement = json.loads(note)["statement"]
-        own = statement["site"] == site
-    except (ValueError, KeyError, TypeError, RecursionError):
-        own = False
-    if not own:
-        raise SealingError(f"site {site}: its note {short(repr(note[:40]))} cannot be read, or is another site's")
-    return Told.of(statement)
-
-
-def _signed_part(statement: Mapping[str, Any]) -> bytes:
-    return _MAGIC + json.dumps(statement, sort_keys=True).encode()
+        return Statement.of(json.loads(note.decode())["statement"])
+    except (SealingError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise SealingError(f"site {site}: its note {short(repr(note[:40]))} cannot be read") from None

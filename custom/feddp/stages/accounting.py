@@ -109,7 +109,7 @@ def requests_of(events: Sequence[Event]) -> list[TaskRequest]:
     requests: dict[tuple[Any, ...], TaskRequest] = {}
     present: TaskRequest | None = None  # the request that is answered now
     for event in events:
-        kind, key = event["event"], tuple(event.get(name) for name in ("task", "round", "phase", "epoch"))
+        kind, key = event["event"], tuple(event.get(name) for name in ("task", "brought_by", "round", "phase", "epoch"))
         if kind == "ask":
             requests.pop(key, None)
             present = requests[key] = TaskRequest(event, set(event["sites"]), event["time"])

@@ -1,6 +1,7 @@
-"""The sites agree on the shared tensors before each task that brings them: each signs their fingerprint (`feddp.sealing.note`).
+"""The sites agree on shared tensors before each task that brings them: each signs their fingerprint (`feddp.sealing.note`).
 
-Without certificates, in FLARE's simulator or one process, there is nobody to sign: the task is not asked.
+Without certificates, in FLARE's simulator or one process, there is nobody to sign: the task is not asked. Nor is it where
+nothing is shared.
 """
 
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from feddp import protocol
 from feddp.errors import ContributionError
 from feddp.networks.weights import fingerprint
 from feddp.partition import Tensors
-from feddp.sealing.note import LIMIT, NOTE, Told, told_in
+from feddp.sealing.note import LIMIT, NOTE, Statement, Told, statement_in
 from feddp.sealing.session import as_bytes
 from feddp.stages.message import Message
 from feddp.stages.precision import narrow, widen
@@ -32,16 +33,18 @@ def agreed(
     Raises:
         ContributionError: fewer than `min_sites` signed what they were told.
     """
-    if not server.sealed:
+    if not server.sealed or not shared:
         return {}
     if server.plan.federation.half:  # the sites see what comes out of the wire
         shared = {name: widen(narrow(name, value)) for name, value in shared.items()}
-    told = Told(task, round, phase, fingerprint(shared), tuple(server.sites()))
+    told, plan = Told(task, round, phase, fingerprint(shared), tuple(server.sites())), server.plan.digest()
 
     def check(site: str, answer: Message) -> None:
-        if told_in(site, as_bytes(site, NOTE, answer.tensors, LIMIT)) != told:
-            raise ContributionError(f"site {site}: its note is of other shared tensors than it was told of")
+        found = statement_in(site, as_bytes(site, NOTE, answer.tensors, LIMIT))
+        samples = server.memory.samples.get(site, found.samples)
+        if found != Statement(site, server.job, plan, samples, found.steps, told):
+            raise ContributionError(f"site {site}: its note states something else than it was told, or than it stated before")
 
-    answers = server.ask(protocol.AGREE, Message(scalars=asdict(told)), (), check, **metadata)
+    answers = server.ask(protocol.AGREE, Message(scalars=asdict(told)), (), check, brought_by=task, **metadata)
     notes = {site: as_bytes(site, NOTE, answer.tensors).decode() for site, answer in answers.items()}
     return {"sites": list(told.sites), "notes": notes}

@@ -41,7 +41,7 @@ from feddp.training.store import read_kept
 
 LATEST, PREVIOUS, BEST = "shared_latest", "shared_previous", "shared_best"
 _NUMBERS = ("start_round", "best_round", "epoch")
-_LISTS = ("best_ious", "peers", "styles", "done", "missed", "empty", "without")
+_LISTS = ("best_ious", "peers", "styles", "done", "missed", "empty", "without", "samples")
 
 
 class ServerMemory:
@@ -78,7 +78,7 @@ class ServerMemory:
         self.without: dict[str, dict[str, str]] = {}  # {consent word: {site that took no part in the exchange: why}}
         self.lost: dict[str, str] = {}  # {site that vanished: during which task}
         self.versions: dict[str, dict[str, str]] = {}  # {site that takes part in this job, or the server: its versions}
-        self.samples: dict[str, int] = {}  # {site that takes part in this job: its number of training images}
+        self.samples: dict[str, int] = {}  # {site: its number of training images, as it last stated it}
         self.unfit: dict[str, str] = {}  # {site whose versions, told or not, keep it out of this job: why}
         self._progress: tuple[Path, ...] = (folder / PROGRESS,)  # one file, or two with the same lines (`_continue_progress`)
         self._telling = threading.Lock()

@@ -17,29 +17,22 @@ move by as many standard deviations.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import median
+from statistics import mean, median
 
 import torch
 from torch import Tensor, nn
 
 from feddp.data.loading import in_an_epoch
-from feddp.limits import MOVEMENT, STATISTICS
+from feddp.methods.base import UNIFORM
 from feddp.partition import constants
 from feddp.plan.resolve import build_method
 from feddp.plan.schema import Plan
 
-# the largest believed ratio of a site's number of images to the sites' median: one number sets the bound of all
-SIZES = 100
+# a site's number of images counts as at most so many times the sites' median: one false number would end all bounds. An honest
+# round, which moves a third of the bound, still fits at a site with a hundred times the others' images
+SIZES = 34
 # of rounding: twice float16's, on the way to the server and back; float32's sums; and other processors' draws of γ⁰
 _HALF, _SINGLE, _DRAWN, _LEAST = 2**-10, 2**-20, 2**-13, 2**-20
-
-
-@dataclass(frozen=True)
-class Movement:
-    """The bounds of a policy: `parameters` in units of lr · steps, `statistics` in standard deviations."""
-
-    parameters: float = MOVEMENT
-    statistics: float = STATISTICS
 
 
 @dataclass(frozen=True)
@@ -59,16 +52,14 @@ class Reach:
 
     Args:
         network: the plan's, for the kinds of its tensors.
-        samples: the number of training images of the site with most.
+        steps: of AdamW in one epoch: at a site (`steps_at`) for its contribution, or of the combination (`steps_of`).
     """
 
-    def __init__(self, plan: Plan, network: nn.Module, samples: int, movement: Movement = Movement()):
-        training = plan.training
-        batches = -(-in_an_epoch(samples, training.batch) // training.batch)
-        self.steps = build_method(plan).passes(plan) * batches
-        self._movement, self._rate, self._decay = movement, training.lr, training.weight_decay
+    def __init__(self, plan: Plan, network: nn.Module, steps: float):
+        self._plan, self._steps = plan, build_method(plan).passes(plan) * steps
         self._rounding = _HALF if plan.federation.half else _SINGLE
         self._fixed = constants(network).keys()
+        self.parameters = {name for name, _ in network.named_parameters(remove_duplicate=False)}
         norms = [path for path, each in network.named_modules() if isinstance(getattr(each, "running_var", None), Tensor)]
         self._means = {f"{path}.running_mean": f"{path}.running_var" for path in norms}
         self._variances = set(self._means.values())
@@ -98,15 +89,15 @@ class Reach:
 
     def _most(self, name: str, before: Mapping[str, Tensor], times: int) -> Tensor:
         """Returns how far each value of a tensor may be from the one before."""
-        old, free = _plain(before[name]).abs(), self._movement
+        old, free, training = _plain(before[name]).abs(), self._plan.federation, self._plan.training
         if name in self._variances:
             most = free.statistics**2 * times * old.clamp(min=1)
         elif name in self._means:
             most = free.statistics * times * _plain(before[self._means[name]]).clamp(min=1).sqrt()
-        elif before[name].is_floating_point():
-            most = self._rate * self.steps * times * (free.parameters + self._decay * old)
+        elif before[name].is_floating_point():  # a parameter, or a buffer of a layer of ours, which is a weight too
+            most = training.lr * self._steps * times * (free.movement + training.weight_decay * old)
         else:
-            most = torch.full_like(old, free.parameters * self.steps * times)  # a counter of batches
+            most = torch.full_like(old, free.movement * self._steps * times)  # a counter of batches
         rounding = self._rounding if times else max(_DRAWN, self._rounding)
         return most * (1 + rounding) + rounding * old + _LEAST
 
@@ -115,9 +106,18 @@ def _plain(value: Tensor) -> Tensor:
     return value.cpu() if value.is_floating_point() else value.cpu().double()
 
 
-def most_samples(samples: Mapping[str, float]) -> int:
-    """Returns the largest number of training images among sites, which sets the bound for all of them.
+def steps_at(plan: Plan, site: str, samples: Mapping[str, float]) -> int:
+    """Returns the steps of an epoch at a site, by its number of training images, within SIZES times the sites' median."""
+    believed = min(samples[site], SIZES * median(samples.values()))
+    return -(-in_an_epoch(int(believed), plan.training.batch) // plan.training.batch)
 
-    A number above SIZES times the sites' median counts as so many times it: otherwise one false number would end all bounds.
+
+def steps_of(plan: Plan, samples: Mapping[str, float]) -> float:
+    """Returns the steps of an epoch that bound the combination of the sites' contributions, whoever of them takes part.
+
+    Where all sites weigh the same, the mean is furthest if `min_sites` sites with most images are its only ones. Any other
+    combination is no further than the furthest contribution.
     """
-    return int(min(max(samples.values()), SIZES * median(samples.values())))
+    most = sorted((steps_at(plan, site, samples) for site in samples), reverse=True)
+    few = plan.federation.min_sites if plan.federation.aggregation == UNIFORM else 1
+    return mean(most[:few])

@@ -41,11 +41,12 @@ class Server(ABC):
 
     Args:
         memory: the server's state of the run.
+        job: this job's id, which sites sign; empty where they sign nothing.
         sealed: whether sites exchange sealed envelopes, which the server cannot open (with certificates), or plain tensors.
     """
 
-    def __init__(self, memory: ServerMemory, sealed: bool):
-        self.memory, self.sealed = memory, sealed
+    def __init__(self, memory: ServerMemory, sealed: bool, job: str = ""):
+        self.memory, self.sealed, self.job = memory, sealed, job
 
     @property
     def plan(self) -> Plan:

@@ -21,7 +21,7 @@ from feddp.partition import Rule, Tensors, chosen, constants
 from feddp.plan.resolve import build_method, build_network
 from feddp.plan.schema import Plan
 from feddp.protocol import WHEN, Sent
-from feddp.stages.movement import Movement, Reach
+from feddp.stages.movement import Reach
 from feddp.stages.tensors import Expected
 from feddp.training.calibration import mean_scores
 from feddp.training.columns import METRICS, columns
@@ -53,7 +53,6 @@ class Site:
         device: "cpu", "cuda" or "cuda:N".
         initial: the whole network to start from; default: initialised from the plan's seed.
         secret: this site's part of every seed; without it, all draws follow from the plan's seed.
-        movement: how far from those before the shared tensors may be that this site accepts.
         run: the run's id, used with the secret: otherwise a comparison of two runs with one seed reveals an image that one
             of them left out.
         stopped: asked before every step and in every batch of an evaluation, which raise Stopped once it returns true.
@@ -74,7 +73,6 @@ class Site:
         stopped: Callable[[], bool] = lambda: False,
         secret: str = "",
         run: str = "",
-        movement: Movement = Movement(),
     ):
         if differing := misfit(folder, metadata_of(plan)):
             found, wanted = differing
@@ -89,7 +87,7 @@ class Site:
         if plan.training.precision_compute == "bfloat16":
             require_bfloat16(self.device, f"site {name}")
         self.name, self.folder, self.plan, self.store, self.stopped = name, folder, plan, store, stopped
-        self._secret, self._run, self._movement = secret, run, movement
+        self._secret, self._run = secret, run
         self._may_place, self._has_placed = True, False  # images on the GPU
         self.method = build_method(plan)
         self.network = build_network(plan)
@@ -147,25 +145,24 @@ class Site:
         """The network's whole state, as it is now."""
         return copy_of(self.network)
 
-    def require_near(self, shared: Mapping[str, Tensor], state: State, step: int, samples: int) -> None:
+    def require_near(self, shared: Mapping[str, Tensor], state: State, step: int, steps: float) -> None:
         """Refuses shared tensors that honest training cannot have reached from those that this site knows.
 
         Args:
             shared: γ before `step`, or after the last one.
             state: the state before it. Without one, the tensors are compared with the first ones, which this site computes.
-            samples: the number of training images of the site with most.
+            steps: of an epoch, by which a combination of contributions is bounded (`feddp.stages.movement.steps_of`).
 
         Raises:
             SharedError: names the tensor, by how much it moved, and how far it could have.
         """
         known, since = (state.received, step - state.round + 1) if state.received else (self._first_shared, step)
-        reach = Reach(self.plan, self.network, samples, self._movement)
+        reach = Reach(self.plan, self.network, steps)
         if beyond := reach.beyond(known, shared, since):
-            what = f"the first ones, {since} steps before" if not state.received else f"those of {since} steps before"
+            what = "the first ones" if not state.received else "those that it knows"
             raise SharedError(
-                f"site {self.name}: it refuses the shared tensors that the server sent for step {step}: compared with {what},"
-                f" {beyond}; ask the server's operator where they come from. If a site's images are many times more than this"
-                " one's, raise `movement` (of running statistics: `statistics`) in the bounds of privacy.json"
+                f"site {self.name}: it refuses the shared tensors of step {step}, {since} after {what}: {beyond}. Ask the"
+                " server's operator where they come from; a job may have a larger `movement` or `statistics`"
             )
 
     def received(self, shared: Mapping[str, Tensor], state: State) -> Tensors:

@@ -14,16 +14,17 @@ import torch
 from torch import Tensor
 
 from feddp import protocol
-from feddp.errors import ContributionError
+from feddp.errors import ContributionError, PolicyError
 from feddp.methods.aggregation import combine
 from feddp.methods.base import STAGES, TRAIN
 from feddp.partition import Tensors
 from feddp.plan.resolve import build_method
+from feddp.reading import short
 from feddp.stages import empty, initial, ready
 from feddp.stages.agreement import agreed
 from feddp.stages.host import Host
 from feddp.stages.message import Message
-from feddp.stages.movement import Reach, most_samples
+from feddp.stages.movement import Reach, steps_at, steps_of
 from feddp.stages.order import require, state_before
 from feddp.stages.round import LocalRound, keep
 from feddp.stages.server import Server
@@ -131,18 +132,24 @@ def compared(ious: Mapping[str, float], best: Mapping[str, float]) -> tuple[bool
 
 
 def _ask_to_train(server: Server, shared: Tensors, t: int, phase: int, spool: Spool) -> dict[str, Message]:
-    most = _most_of(server)
-    reach = Reach(server.plan, server.memory.expected.network, most["samples"]) if most else None
+    stated = server.memory.samples  # none if no site was asked, as by tests of this stage alone
 
     def check(site: str, answer: Message) -> None:
         _check_round(site, answer, t, phase)
         if answer.scalars["samples"] < 1:
             raise ContributionError(f"site {site}: its answer says {answer.scalars['samples']} training samples")
-        if reach and (beyond := reach.beyond(shared, answer.tensors)):
+        if not stated:
+            return
+        if answer.scalars["samples"] != stated[site]:
+            raise ContributionError(
+                f"site {site}: it trained on {answer.scalars['samples']:g} images, and stated {stated[site]}"
+            )
+        reach = Reach(server.plan, server.memory.expected.network, steps_at(server.plan, site, stated))
+        if beyond := reach.beyond(shared, answer.tensors):
             raise ContributionError(f"site {site}: its contribution is not of this round's training: {beyond}")
 
     best = server.memory.best_round
-    scalars = {"round": t, "phase": phase, **most} | ({} if best is None else {"keep": best})
+    scalars = {"round": t, "phase": phase, **_stated(server)} | ({} if best is None else {"keep": best})
     metadata: dict[str, Any] = {"round": t + 1, "phase": phase}
     scalars |= agreed(server, protocol.TRAIN, shared, metadata, t, phase)
     scored = ("dice", "iou", protocol.EVALUATING) if t and not phase else ()
@@ -155,14 +162,13 @@ def _ask_to_score(server: Server, task: str, shared: Tensors, round: int) -> dic
         _check_round(site, answer, round)
 
     metadata: dict[str, Any] = {"round": round}
-    scalars = metadata | _most_of(server) | agreed(server, task, shared, metadata, round)
+    scalars = metadata | _stated(server) | agreed(server, task, shared, metadata, round)
     return server.ask(task, Message(shared, scalars), ("dice", "iou"), check, **metadata)
 
 
-def _most_of(server: Server) -> dict[str, int]:
-    """Returns what says how far a round can move the shared tensors; {} if no site was asked for its number of images."""
-    samples = server.memory.samples
-    return {"samples": most_samples(samples)} if samples else {}
+def _stated(server: Server) -> dict[str, Any]:
+    """Returns the sites' numbers of training images, by which movement is bounded; nothing if none was asked."""
+    return {"samples": dict(server.memory.samples)} if server.memory.samples else {}
 
 
 def _check_round(site: str, answer: Message, round: int, phase: int | None = None) -> None:
@@ -188,19 +194,22 @@ def answer(task: str, message: Message, host: Host) -> Message:
     # the site reports which round and phase it answers
     said: dict[str, Any] = {name: message.scalars.get(name) for name in ("round", "phase", "keep")}
     round, phase, best = said.values()
-    samples = _most(host.name, message, host.samples)
+    steps = _steps(host, message)
     if task == protocol.TRAIN:
-        mine, metrics = train(site, message.tensors, round, best, phase, watch, samples)
+        mine, metrics = train(site, message.tensors, round, best, phase, watch, steps)
         return Message(mine, {"round": round, "phase": phase, **metrics})
-    scores = (adopt if task == protocol.ADOPT else score)(site, message.tensors, round, samples)
+    scores = (adopt if task == protocol.ADOPT else score)(site, message.tensors, round, steps)
     return Message(scalars={**scores, "round": round})
 
 
-def _most(site: str, message: Message, own: int) -> int:
-    """Returns the number of training images of the site with most, as the server tells it; else this site's `own`."""
-    samples: Any = message.scalars.get("samples", own)
-    require(site, "samples", samples, 1, protocol.LARGEST)
-    return int(samples)
+def _steps(host: Host, message: Message) -> float:
+    """Returns the steps of an epoch that bound how far γ may have moved, by the sites' numbers of images, or this one's."""
+    samples: Any = message.scalars.get("samples", {host.name: host.samples})
+    if not isinstance(samples, Mapping) or not samples:
+        raise PolicyError(f"site {host.name}: it was sent no table of the sites' numbers of images")
+    for site, count in samples.items():
+        require(host.name, f"samples of {short(str(site))}", count, 1, protocol.LARGEST)
+    return steps_of(host.plan, samples)
 
 
 def train(
@@ -210,7 +219,7 @@ def train(
     best: int | None = None,
     phase: int = 0,
     watch: Stopwatch | None = None,
-    samples: int | None = None,
+    steps: float | None = None,
 ) -> tuple[Tensors, Scores]:
     """Runs one round or phase: scores, trains and stores v_k = γ^t ∪ ρ_k^t; returns γ_k and scalars.
 
@@ -220,8 +229,7 @@ def train(
         best: the best round so far; its state stays on disk.
         phase: from 0. Every phase ends with an aggregation; the received tensors are scored in the first phase.
         watch: runs since the site was asked, so that what it opened first counts; default: from now on.
-        samples: the number of training images of the site with most, which says how far γ^t may have moved; None: it is not
-            checked.
+        steps: of an epoch, which say how far γ^t may have moved (`feddp.stages.movement.steps_of`); None: it is not checked.
 
     Returns:
         The site's shared tensors after training, and its metrics: the loss; from the second round on Dice and IoU of
@@ -243,8 +251,8 @@ def train(
     with watch.part(protocol.LOADING):
         _ = site.samples
     received = site.received(shared, state)
-    if samples is not None:
-        site.require_near(shared, state, step, samples)
+    if steps is not None:
+        site.require_near(shared, state, step, steps)
     scores: Scores = {}
     told: dict[str, bool] = {}
     if round and not phase:
@@ -284,7 +292,7 @@ def own_best(before: State, round: int, scores: Scores) -> Tensors:
     return {BEST_ROUND: torch.tensor(round), BEST_IOU: torch.tensor(iou, dtype=torch.float64)}
 
 
-def score(site: Site, shared: Mapping[str, Tensor], round: int, samples: int | None = None) -> Scores:
+def score(site: Site, shared: Mapping[str, Tensor], round: int, steps: float | None = None) -> Scores:
     """Returns the validation scores of v̂_k = γ^r ∪ ρ_k^r, both of round r, or of the personal model if the method has one.
 
     Raises:
@@ -293,15 +301,16 @@ def score(site: Site, shared: Mapping[str, Tensor], round: int, samples: int | N
     require(site.name, "round", round, 0, site.plan.rounds)
     step = round * site.plan.phases
     state = site.store.load_state(step)
-    if samples is not None:
-        site.require_near(shared, state, step, samples)
-    site.network.load_state_dict(state.personal or site.received(shared, state))
+    received = site.received(shared, state)
+    if steps is not None:
+        site.require_near(shared, state, step, steps)
+    site.network.load_state_dict(state.personal or received)
     scores = site.validate()
     site.store.record("score", round=round, **scores)
     return scores
 
 
-def adopt(site: Site, shared: Mapping[str, Tensor], round: int, samples: int | None = None) -> Scores:
+def adopt(site: Site, shared: Mapping[str, Tensor], round: int, steps: float | None = None) -> Scores:
     """Saves v̂_k = γ^r ∪ ρ_k^r, both of round r, as the start of the later stages; returns its validation scores.
 
     If the plan says so, r is the site's own best round instead of `round`.
@@ -309,7 +318,7 @@ def adopt(site: Site, shared: Mapping[str, Tensor], round: int, samples: int | N
     if site.plan.best_per_site:
         last = site.plan.rounds
         before = site.store.load_state(last * site.plan.phases)
-        round = int(own_best(before, last, score(site, shared, last, samples))[BEST_ROUND])
-    scores = score(site, shared, round, samples)
+        round = int(own_best(before, last, score(site, shared, last, steps))[BEST_ROUND])
+    scores = score(site, shared, round, steps)
     site.save(START)
     return scores

@@ -1,6 +1,7 @@
 """A site's store on disk: it keeps the site's private tensors between rounds and processes.
 
 plan.json                 the plan of the job that opened this folder; jobs with another plan are refused
+samples.json              the numbers of training images that the sites have signed
 terms.json                `data`, `private`, `consent`, `recipients` and `senders` of the policy under which the run began
 initial.safetensors       the initial network, if the job brought one
 state_00007.safetensors   the state after 7 rounds: private tensors, personal model, optimiser, memory of the method, and the

@@ -7,7 +7,7 @@ import pytest
 
 from feddp.errors import SealingError, SharedError
 from feddp.sealing.identity import Identity
-from feddp.sealing.note import LIMIT, SharedNotes, Told, told_in
+from feddp.sealing.note import LIMIT, SharedNotes, Statement, Told, statement_in
 from support.certificates import SERVER, Office
 
 PLAN, JOB = "5" * 64, "job-1"
@@ -33,22 +33,23 @@ def notes(identities):
     return {name: SharedNotes(identity, JOB) for name, identity in identities.items()}
 
 
-def signed(notes, name, told=TOLD, plan=PLAN, samples=10):
+def signed(notes, name, told=TOLD, plan=PLAN, samples=10, steps=3):
     notes[name].tell(told)
-    return notes[name].sign(plan, samples).decode()
+    return notes[name].sign(plan, samples, steps).decode()
 
 
 def required(notes, given, told=TOLD, least=3):
     """What A says of the others' notes: the sites that it leaves out."""
     out = []
-    notes["A"].require_same(told, PLAN, given, least, lambda site, why: out.append(site))
+    notes["A"].made = notes["A"].require_same(told, PLAN, given, least, lambda site, why: out.append(site))
     return out
 
 
 def test_notes_of_the_same_tensors_are_accepted_and_say_how_many_images(notes):
-    given = {name: signed(notes, name, samples=5 + len(name)) for name in "ABC"}
+    given = {name: signed(notes, name, samples=count, steps=count - 4) for name, count in (("A", 9), ("B", 6), ("C", 7))}
     assert required(notes, given) == []
-    assert notes["A"].samples == {"B": 6, "C": 6}
+    assert notes["A"].samples == {"B": 6, "C": 7}
+    assert notes["A"].made == 3, "steps, of the others"
 
 
 @pytest.mark.parametrize(
@@ -86,6 +87,10 @@ def test_a_server_cannot_sign_for_a_site(notes, office, identities):
         good | {"certificate": identities["C"].pem},
         json.loads(signed(notes, "C")),
         good | {"statement": {"site": "B"}},
+        good | {"statement": good["statement"] | {"samples": 10**400}},
+        good | {"statement": good["statement"] | {"samples": True}},
+        good | {"statement": good["statement"] | {"told": {}}},
+        good | {"statement": good["statement"] | {"more": 1}},
         {},
         [],
     ]
@@ -109,18 +114,36 @@ def test_a_site_counts_once_and_only_if_it_is_of_the_run(notes, identities, offi
 
 def test_a_site_signs_once_what_it_was_told(notes):
     with pytest.raises(SealingError, match="told of no shared tensors"):
-        notes["A"].sign(PLAN, 10)
+        notes["A"].sign(PLAN, 10, 0)
     signed(notes, "A")
     with pytest.raises(SealingError, match="told of no shared tensors"):
-        notes["A"].sign(PLAN, 10)
+        notes["A"].sign(PLAN, 10, 0)
+
+
+def test_a_site_signs_one_set_of_tensors_for_a_task(notes):
+    """A server that asks twice, once for each half of the sites, would have notes of both from all."""
+    signed(notes, "A")
+    signed(notes, "A")
+    signed(notes, "A", replace(TOLD, round=4, shared="b" * 64))
+    with pytest.raises(SharedError, match="told of two sets of shared tensors for train of round 3"):
+        notes["A"].tell(replace(TOLD, shared="b" * 64))
+
+
+def test_a_site_takes_what_it_has_signed(notes):
+    """Also where all others have signed what it is sent."""
+    signed(notes, "A")
+    other = replace(TOLD, shared="b" * 64)
+    with pytest.raises(SharedError, match="site A: it was sent other shared tensors"):
+        required(notes, {name: signed(notes, name, other) for name in "BC"}, other)
 
 
 def test_the_server_reads_what_it_relays(notes):
     note = signed(notes, "B").encode()
-    assert told_in("B", note) == TOLD
-    for wrong in (b"", b"[]", b"{}", b'{"statement": 7}', b"\xff", note):
-        with pytest.raises(SealingError, match="site C: its note"):
-            told_in("C", wrong)
+    assert statement_in("B", note) == Statement("B", JOB, PLAN, 10, 3, TOLD)
+    # the sites get it as text: what Python reads as JSON and cannot be sent so is none
+    for wrong in (b"", b"[]", b"{}", b'{"statement": 7}', b"\xff", note.decode().encode("utf-16"), note + b"\xed\xa0\x80"):
+        with pytest.raises(SealingError, match="site C: its note .* cannot be read"):
+            statement_in("C", wrong)
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 
-from feddp.errors import SharedError
+from feddp.errors import FedDPError, PolicyError, SharedError
 from feddp.flare import messages
 from feddp.plan.resolve import build_network
 from feddp.protocol import ADOPT, READY, SCORE, TRAIN
 from feddp.stages.message import Message
-from feddp.stages.movement import SIZES, Movement, Reach, most_samples
+from feddp.stages.movement import SIZES, Reach, steps_at, steps_of
 from feddp.stages.train import answer
 from feddp.versions import as_numbers, installed
 from support.server import SITES, Run, good
@@ -27,7 +27,7 @@ def plan(plan_for, toy):
 
 @pytest.fixture
 def reach(plan):
-    return Reach(plan, build_network(plan), 13)
+    return Reach(plan, build_network(plan), steps_at(plan, "A", {"A": 13}))
 
 
 def moved(before, name, by):
@@ -81,12 +81,17 @@ def test_initial_tensors_may_differ_as_processors_do_and_no_further(reach, befor
     assert reach.beyond(before, moved(before, "q.weight", 1.01 * most), 0) is not None
 
 
-def test_half_precision_may_round(plan, plan_for, toy, before):
+def test_half_precision_may_round(plan_for, toy, before):
+    """2/3 lies between float16's neighbours 1365/2048 and 1366/2048; it moves by a third of their distance, 2^-11/3. The bound
+    is 2^-10 of it, which three of their distances exceed."""
     half = plan_for(method="fedavg", network=toy, lr=1e-9, batch=4, precision="float16")
-    reach = Reach(half, build_network(half), 13)
-    rounded = {name: value.half().to(value.dtype) for name, value in moved(before, "q.weight", 2 / 3).items()}
-    assert reach.beyond(moved(before, "q.weight", 2 / 3), rounded) is None
-    assert reach.beyond(before, rounded) is not None
+    reach, known = Reach(half, build_network(half), 3), before | {"q.weight": torch.full_like(before["q.weight"], 2 / 3)}
+    rounded = known | {"q.weight": known["q.weight"].half().float()}
+    assert not torch.equal(rounded["q.weight"], known["q.weight"])
+    assert reach.beyond(known, rounded) is None
+    assert reach.beyond(known, moved(rounded, "q.weight", 3 * 2**-11)) is not None
+    single = Reach(plan_for(method="fedavg", network=toy, lr=1e-9, batch=4), build_network(half), 3)
+    assert single.beyond(known, rounded) is not None, "the control"
 
 
 @pytest.mark.parametrize(
@@ -105,13 +110,35 @@ def test_half_precision_may_round(plan, plan_for, toy, before):
 )
 def test_a_method_s_steps(plan_for, pvt, method, settings, passes):
     plan = plan_for(method=method, network=pvt, batch=4, local_epochs=2, **settings)
-    assert Reach(plan, build_network(plan), 13).steps == passes * 3
+    assert Reach(plan, build_network(plan), 3)._steps == passes * 3
 
 
-def test_the_site_with_most_images_sets_the_bound_within_reason():
-    assert most_samples({"A": 10, "B": 300, "C": 20}) == 300
-    assert most_samples({"A": 10, "B": 2**53, "C": 20}) == SIZES * 20
-    assert most_samples({"A": 7}) == 7
+def test_steps_by_hand(plan_for, toy):
+    """Batches of 4: 8, 40 and 400 images are 2, 10 and 100 steps. A mean of `min_sites` = 2 or more of them is furthest with
+    the two largest: 55. A median may be the furthest one, and a mean weighted by images may come near it."""
+    samples = {"A": 8, "B": 40, "C": 400}
+    plan = plan_for(method="fedavg", network=toy, batch=4, min_sites=2)
+    assert [steps_at(plan, site, samples) for site in samples] == [2, 10, 100]
+    assert steps_of(plan, samples) == 55
+    assert steps_of(plan, {"A": 8}) == 2
+    for aggregation in ("samples", "median", "trimmed"):
+        assert (
+            steps_of(
+                plan_for(method="fedavg", network=toy, batch=4, min_sites=3, sites=tuple(SITES), aggregation=aggregation),
+                samples,
+            )
+            == 100
+        )
+
+
+def test_no_number_of_images_ends_the_bound(plan_for, toy):
+    """A liar among three counts as SIZES times the median of 8, 8 and its own: 34 · 8 images, 68 steps of 4. The mean of the
+    three that the plan requires is then at most (2 + 2 + 68) / 3."""
+    plan = plan_for(method="fedavg", network=toy, batch=4, min_sites=3)
+    samples = {"A": 8, "B": 8, "C": 2**53}
+    assert SIZES == 34
+    assert steps_at(plan, "C", samples) == 68
+    assert steps_of(plan, samples) == 24
 
 
 # at a site
@@ -121,7 +148,7 @@ class At:
     """A site as its host shows it."""
 
     def __init__(self, site):
-        self.name, self.site, self.samples = site.name, site, len(site.samples)
+        self.name, self.plan, self.site, self.samples = site.name, site.plan, site, len(site.samples)
 
     def open(self):
         return self.site
@@ -139,13 +166,18 @@ def first(host):
     return {name: value.clone() for name, value in host.site._first_shared.items()}
 
 
+def reached(host):
+    """How far a parameter near 0 may move in a round."""
+    return 4 * host.site.plan.training.lr * steps_at(host.site.plan, host.name, {host.name: host.samples})
+
+
 def lens(shared):
     """The principle of a trap: one parameter far from where training leads."""
     return moved(shared, "q.weight", 300 * 1e-3)
 
 
 def test_a_site_computes_the_first_tensors_itself(host):
-    with pytest.raises(SharedError, match="compared with the first ones, 0 steps before, q.weight moved by 0.3, "):
+    with pytest.raises(SharedError, match="of step 0, 0 after the first ones: q.weight moved by 0.3, "):
         host.asked(TRAIN, lens(first(host)), 0)
     assert host.site.store.latest() == 0, "nothing was trained"
     host.asked(TRAIN, first(host), 0)
@@ -154,7 +186,7 @@ def test_a_site_computes_the_first_tensors_itself(host):
 @pytest.mark.parametrize(("task", "round"), [(TRAIN, 1), (SCORE, 1), (ADOPT, 1)])
 def test_a_site_refuses_what_training_cannot_reach(host, task, round):
     sent = host.asked(TRAIN, first(host), 0).tensors
-    with pytest.raises(SharedError, match="compared with those of 1 steps before, q.weight moved by"):
+    with pytest.raises(SharedError, match="1 after those that it knows: q.weight moved by"):
         host.asked(task, lens(first(host)), round)
     host.asked(task, sent, round)  # its own contribution is what a federation of one site gives
 
@@ -162,7 +194,7 @@ def test_a_site_refuses_what_training_cannot_reach(host, task, round):
 def test_small_steps_do_not_add_up_between_looks(host):
     """A repeated round is compared with the tensors before it, and not with its first attempt."""
     sent = host.asked(TRAIN, first(host), 0).tensors
-    most = 4 * host.site.plan.training.lr * Reach(host.site.plan, host.site.network, host.samples).steps
+    most = reached(host)
     near = moved(first(host), "q.bias", 0.9 * most)
     host.asked(TRAIN, near, 1)
     with pytest.raises(SharedError, match="q.bias moved by"):
@@ -171,26 +203,39 @@ def test_small_steps_do_not_add_up_between_looks(host):
 
 
 def test_who_missed_rounds_allows_as_many_more(host):
-    most = 4 * host.site.plan.training.lr * Reach(host.site.plan, host.site.network, host.samples).steps
+    most = reached(host)
     host.asked(TRAIN, first(host), 0)
     far = moved(first(host), "q.bias", 2.9 * most)
-    with pytest.raises(SharedError, match="of 2 steps before"):
+    with pytest.raises(SharedError, match="2 after those that it knows"):
         host.asked(TRAIN, far, 2)
     host.asked(TRAIN, far, 3)
 
 
 def test_who_comes_late_starts_from_the_first_tensors(host):
-    most = 4 * host.site.plan.training.lr * Reach(host.site.plan, host.site.network, host.samples).steps
+    most = reached(host)
     far = moved(first(host), "q.bias", 1.9 * most)
-    with pytest.raises(SharedError, match="the first ones, 1 steps before"):
+    with pytest.raises(SharedError, match="1 after the first ones"):
         host.asked(TRAIN, far, 1)
     host.asked(TRAIN, far, 2)
 
 
-def test_a_policy_may_allow_more(host):
-    host.site._movement = Movement(parameters=1000.0)
+def test_a_plan_may_allow_more(open_site, toy):
+    host = At(open_site(method="fedavg", network=toy, rounds=4, movement=1000))
     host.asked(TRAIN, first(host), 0)
     host.asked(TRAIN, lens(first(host)), 1)
+
+
+@pytest.mark.parametrize("samples", [{}, [], 7, {"A": 0}, {"A": 1.5}, {"A": True}, {"A": 2**54}])
+def test_numbers_of_images_have_a_form(host, samples):
+    with pytest.raises(PolicyError, match="samples|numbers of images"):
+        answer(TRAIN, Message(first(host), {"round": 0, "phase": 0, "samples": samples}), host)
+
+
+def test_names_and_shapes_come_first(host):
+    host.asked(TRAIN, first(host), 0)
+    for wrong in ({}, first(host) | {"x": torch.zeros(1)}, first(host) | {"q.weight": torch.zeros(1)}):
+        with pytest.raises(FedDPError, match="shared part|q.weight is"):
+            host.asked(SCORE, wrong, 1)
 
 
 # at the server
@@ -217,3 +262,17 @@ def test_one_member_cannot_choose_the_mean(plan_for, toy, tmp_path):
     assert done.panics == []
     state, start = done.memory.latest(), build_network(plan).state_dict()
     assert all(torch.equal(state[name], start[name]) for name in state)
+
+
+def test_who_trained_on_other_images_than_it_stated_is_left_out(plan_for, toy, tmp_path):
+    """Its number of images weighs its contribution (FedNova, `aggregation=samples`), and says how far it may move."""
+    plan = plan_for(method="fednova", network=toy, sites=tuple(SITES), rounds=1, min_sites=2, start="last")
+
+    def said(site, task, tensors, scalars):
+        if task == READY:
+            return messages.pack(versions=as_numbers(installed()), scoring=True, samples=1 if site == "A" else 10)
+        return good(site, task, tensors, scalars)
+
+    done = Run(tmp_path, plan, SITES, said).run("ready", "train")
+    assert [event["reason"] for event in done.progress("refused")] == ["site A: it trained on 10 images, and stated 1"]
+    assert done.panics == []

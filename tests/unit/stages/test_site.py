@@ -172,7 +172,7 @@ def test_a_site_that_opens_for_a_round_counts_it_as_loading(plan_for, open_site,
         now[0] += opening.pop(0)
         return site
 
-    host, gamma = SimpleNamespace(name=site.name, open=opened, samples=10), first(site)
+    host, gamma = SimpleNamespace(name=site.name, plan=site.plan, open=opened, samples=10), first(site)
     for round, seconds in enumerate((5.0, 0.0)):
         said = answer(TRAIN, Message(gamma, {"round": round, "phase": 0}), host).scalars
         assert (said["seconds"], said[LOADING], said[STORING]) == (seconds, seconds, 0.0)

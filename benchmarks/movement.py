@@ -1,0 +1,72 @@
+"""How far honest rounds move the shared tensors, in units of the bounds that sites and server keep (`feddp.stages.movement`).
+
+Whole runs of each method in one process, on synthetic images or on the sites below --data. Of each run: the largest share of
+the bound that any parameter came to, in a contribution, or in the shared tensors that a site received; and the same of running
+statistics and counters. A share above 1 would have been refused.
+
+    feddp bench movement
+    feddp bench movement --rounds 20 --network resnet18-fpn --set precision=float16
+"""
+
+import shutil
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from unittest.mock import patch
+
+from torch import Tensor
+
+from benchmarks.common import count, line, natural, parser, pixels, row
+from feddp.data.progress import track
+from feddp.data.synthesize import synthesize
+from feddp.methods import METHODS
+from feddp.networks import DEFAULT
+from feddp.run.options import Options, run_here
+from feddp.stages.movement import Furthest, Reach
+
+PARAMETERS, OTHERS = KINDS = ("parameters", "statistics and counters")
+
+
+def main(arguments: Sequence[str]) -> None:
+    federated = [name for name, method in METHODS.items() if method.federated]
+    options = parser("movement", __doc__)
+    options.add_argument("--methods", nargs="+", choices=federated, default=federated, metavar="METHOD")
+    options.add_argument("--data", type=Path, help="a federation's folder; default: three sites of 24 images")
+    options.add_argument("--rounds", type=count, default=20)
+    options.add_argument("--size", type=pixels, default=32)
+    options.add_argument("--seed", type=natural, default=0)
+    options.add_argument("--network", default=DEFAULT)
+    options.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", dest="settings")
+    given = options.parse_args(arguments)
+    found: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        data = given.data or Path(folder) / "data"
+        if not given.data:
+            synthesize(data, sites=3, images=24, size=given.size)
+        row("method", *KINDS)
+        row(*["---"] * (1 + len(KINDS)))
+        for method in track(given.methods, "Methods"):
+            run = Options(method, given.rounds, 0, given.network, given.size, given.seed, tuple(given.settings))
+            found[method] = shares(run, data, Path(folder) / "run")
+            row(method, *(f"{found[method][kind]:.3f}" for kind in KINDS))
+    figures = {name: value for name, value in vars(given).items() if name != "methods"}
+    line("movement", figures | {"data": str(given.data or "synthetic"), "shares": found})
+
+
+def shares(run: Options, data: Path, out: Path) -> dict[str, float]:
+    """Runs; returns {kind: the largest share of a bound}. `out` is removed."""
+    largest: dict[str, float] = defaultdict(float)
+    measure = Reach.furthest
+
+    def measured(reach: Reach, before: Mapping[str, Tensor], after: Mapping[str, Tensor], times: int = 1) -> Furthest | None:
+        for kind in KINDS:
+            names = [name for name in after if (name in reach.parameters) == (kind == PARAMETERS)]
+            if times and (one := measure(reach, before, {name: after[name] for name in names}, times)):
+                largest[kind] = max(largest[kind], one.share)
+        return measure(reach, before, after, times)
+
+    with patch.object(Reach, "furthest", measured):
+        run_here(data, out, run, "local")
+    shutil.rmtree(out)
+    return dict.fromkeys(KINDS, 0.0) | largest
