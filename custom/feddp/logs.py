@@ -45,7 +45,12 @@ def place_for(path: Path, most: int = RUN_BYTES, last: int = LAST_BYTES) -> tupl
 
 
 def turned(path: Path) -> int:
-    """Moves the file of a log for years out of the way; returns how many lines were removed until now."""
+    """Moves the file of a log for years out of the way; returns how many lines were removed until now.
+
+    It may be gone: an administrator has moved it, or it was moved here and the next one could not be opened.
+    """
+    if not path.exists():
+        return 0
     older = _beside(path, range(1, OLDER + 1))
     _keep_beginning(path, older)
     removed = _removed_before(path) + _lines(older[-1])

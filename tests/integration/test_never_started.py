@@ -95,3 +95,18 @@ def test_a_started_job_and_what_is_none_stays(kit):
     assert make_room(kit, most=1) == [third]
     assert before - {path.name for path in kit.iterdir()} == {third}
     assert make_room(kit, most=1) == []
+
+
+def test_what_cannot_be_removed_keeps_no_job_out(kit, monkeypatch):
+    first, second = deployed(kit, AdmittingDeployer(), 2)
+    remove = shutil.rmtree
+
+    def failing(folder, ignore_errors=False, **more):
+        if folder.name == first and not ignore_errors:
+            raise PermissionError(first)
+        if folder.name != first:
+            remove(folder, ignore_errors, **more)
+
+    monkeypatch.setattr(shutil, "rmtree", failing)
+    assert make_room(kit, most=1) == [second]
+    assert there(kit, [first, second]) == [first]

@@ -96,6 +96,16 @@ def test_an_audit_file_is_bounded_and_a_flood_s_beginning_stays(auditor, tmp_pat
     assert int(re.search(r"\[(\d+) earlier lines were removed\]", newest)[1]) > 1000
 
 
+def test_an_audit_file_that_an_administrator_moved_makes_way_for_a_new_one(auditor, tmp_path):
+    """Its lines go on in the moved file until that is full, and then in a file of the old name; nothing is lost."""
+    plain_lines(most=10**6)
+    fill(auditor, range(10))
+    (tmp_path / "audit.log").rename(tmp_path / "kept-by-the-administrator")
+    fill(auditor, range(10, 60))
+    assert (tmp_path / "kept-by-the-administrator").stat().st_size < 2 * audit.YEARS_BYTES
+    assert "[line 000059]" in (tmp_path / "audit.log").read_text()
+
+
 def test_as_many_beginnings_as_said_are_kept(tmp_path):
     path = tmp_path / "audit.log"
     for flood in range(FIRST + 2):

@@ -152,8 +152,9 @@ def some(shared: Tensors, run: Path) -> Tensors:
 
 
 def plan_of(run: Path, results: Mapping[str, Any]) -> Plan:
-    """Returns the plan of a finished run from its results.json; raises InputError if it is missing or out of bounds."""
-    names = {field.name for field in fields(Plan)} & results.keys()
+    """Returns the plan of a finished run from its results.json, whichever version of this package ran it: its networks are used
+    as they are. Raises InputError if it is missing or out of bounds."""
+    names = {field.name for field in fields(Plan)} & results.keys() - {"behaviour"}
     sites = sorted({*results["sites"], *results.get("missing", ())})
     plan = Plan.from_json({name: results[name] for name in names} | {"sites": sites})
     Metadata.of(run / RESULTS, plan.metadata)

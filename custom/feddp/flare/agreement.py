@@ -13,6 +13,7 @@ from feddp.protocol import Kind
 from feddp.sealing.note import NOTE, Told
 from feddp.sealing.session import Session, as_tensor
 from feddp.stages.message import Message
+from feddp.stages.order import require
 
 
 def agreeing(context: SiteContext, seals: Callable[[], Session], task: str, message: Message) -> Message:
@@ -26,6 +27,7 @@ def agreeing(context: SiteContext, seals: Callable[[], Session], task: str, mess
 
     Raises:
         SharedError: the sites were not all told of the same tensors, too few of them were, or none has made the step before.
+        PolicyError: the plan has no such round or phase.
         SealingError: the request holds wrong values.
     """
     if context.simulated or not context.expected.partition.shared:
@@ -38,17 +40,19 @@ def agreeing(context: SiteContext, seals: Callable[[], Session], task: str, mess
         seals().notes.tell(told)
     elif task in protocol.with_shared():
         notes, given = seals().notes, message.scalars.get("notes")
-        said: Mapping[str, Any] = {"phase": 0, "sites": (), **message.scalars}
+        said: Mapping[str, Any] = {"round": None, "phase": 0, "sites": (), **message.scalars}
+        require(name, "round", said["round"], 0, plan.rounds)
+        require(name, "phase", said["phase"], 0, plan.phases - 1)
         told = Told.of({**said, "brought_by": task, "shared": fingerprint(message.tensors)})
         theirs, left_out = given if isinstance(given, dict) else {}, partial(context.left_out, task)
         made = notes.require_same(told, plan.digest(), theirs, plan.federation.min_sites, left_out)
-        if told.round * plan.phases + told.phase > max(made, context.store.latest()):
+        step = told.round * plan.phases + told.phase
+        if step > made and step > context.store.latest():
             raise SharedError(
                 f"site {name}: it was sent shared tensors of {task}, round {told.round}, and no site has made the step before;"
                 " this site answers nothing. Ask the server's operator why"
             )
-        context.note_samples(notes.samples)
-        return replace(message, scalars={**message.scalars, "samples": context.known_samples})
+        return replace(message, scalars={**message.scalars, "samples": context.known_samples(notes.samples)})
     return message
 
 

@@ -53,6 +53,7 @@ class Gate(FLComponent):
         restrict_pods()
         close_dead_connections()  # here: every process with cells has a gate, built before FLARE's drivers
         self.refusals = Refusals()
+        self.strangers = Refusals()  # apart: whoever connects without a certificate must not crowd the others out
         handshake_apart(self._without_certificate)
         for cell in list(CoreCell.ALL_CELLS.values()):
             self._guard(cell)
@@ -109,7 +110,7 @@ class Gate(FLComponent):
 
     def _without_certificate(self, address: str, why: str) -> None:
         """Writes an audit line about a connection without a certificate of the project."""
-        self.refusals.add("", "-", f"a connection from {shown(address)} without a valid certificate: {why}")
+        self.strangers.add("", "-", f"a connection from {shown(address)} without a valid certificate: {why}")
 
     def _decoded(self, message: Message, cell: CoreCell) -> Message | None:
         """FLARE's filter for decoded requests; only the sites' gate checks them."""

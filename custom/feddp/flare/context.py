@@ -97,22 +97,23 @@ class SiteContext:
             return 0
         return len(SiteFolder.open(self.policy.data).rows_of(*self.plan.training.trained_on))
 
-    @property
-    def known_samples(self) -> dict[str, int]:
-        """The numbers of training images of the sites that have signed theirs in this run, and this site's."""
-        return self._known_samples | {self.name: self.samples}
-
     @cached_property
     def _known_samples(self) -> dict[str, int]:
         path = self.store.folder / SAMPLES
         return {str(site): int(count) for site, count in read_json(path).items()} if path.exists() else {}
 
-    def note_samples(self, samples: Mapping[str, int]) -> None:
-        """Keeps them in the run's folder: a site that is lost, or takes no part in a job that continues the run, has moved the
-        shared tensors too."""
-        if not samples.items() <= self._known_samples.items():
-            self._known_samples |= samples
+    def known_samples(self, signed: Mapping[str, int]) -> dict[str, int]:
+        """Returns the numbers of training images of the sites that have signed theirs in this run, and this site's.
+
+        They are kept in the run's folder: a site that is lost, or takes no part in a job that continues the run, has moved the
+        shared tensors too.
+        """
+        if not signed:
+            return {self.name: self.samples}
+        if not signed.items() <= self._known_samples.items():
+            self._known_samples |= signed
             write_json(self.store.folder / SAMPLES, self._known_samples)
+        return self._known_samples | {self.name: self.samples}
 
     @cached_property
     def secret(self) -> str:

@@ -22,18 +22,20 @@ def mark_started(job: Path) -> None:
 def make_room(workspace: Path, most: int = MOST) -> list[str]:
     """Removes the jobs that were deployed first and never started, so that one more makes `most` at most; returns their ids.
 
-    Raises:
-        OSError: a folder cannot be removed.
+    What cannot be read or removed stays: it must not keep later jobs out.
     """
     waiting = [folder for folder in workspace.iterdir() if _never_started(folder)]
     waiting.sort(key=lambda folder: (folder.stat().st_mtime, folder.name))
     too_many = waiting[: max(0, len(waiting) - most + 1)]
     for folder in too_many:
-        shutil.rmtree(folder)
-    return [folder.name for folder in too_many]
+        shutil.rmtree(folder, ignore_errors=True)
+    return [folder.name for folder in too_many if not folder.exists()]
 
 
 def _never_started(folder: Path) -> bool:
     if not JOB_ID.fullmatch(folder.name) or folder.is_symlink() or not folder.is_dir():
         return False
-    return all(name in _DEPLOYED or name.startswith("app_") for name in os.listdir(folder))
+    try:
+        return all(name in _DEPLOYED or name.startswith("app_") for name in os.listdir(folder))
+    except OSError:
+        return False

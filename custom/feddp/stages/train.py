@@ -140,10 +140,9 @@ def _ask_to_train(server: Server, shared: Tensors, t: int, phase: int, spool: Sp
             raise ContributionError(f"site {site}: its answer says {answer.scalars['samples']} training samples")
         if not stated:
             return
-        if answer.scalars["samples"] != stated[site]:
-            raise ContributionError(
-                f"site {site}: it trained on {answer.scalars['samples']:g} images, and stated {stated[site]}"
-            )
+        if (trained := answer.scalars["samples"]) != stated[site]:
+            what = f"it trained on {trained:g} images, and stated {stated[site]} when the job began"
+            raise ContributionError(f"site {site}: {what}; restore its images, or continue the run in a new job")
         reach = Reach(server.plan, server.memory.expected.network, steps_at(server.plan, site, stated))
         if beyond := reach.beyond(shared, answer.tensors):
             raise ContributionError(f"site {site}: its contribution is not of this round's training: {beyond}")
