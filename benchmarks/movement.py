@@ -20,6 +20,7 @@ from torch import Tensor
 from benchmarks.common import count, line, natural, parser, pixels, row
 from feddp.data.progress import track
 from feddp.data.synthesize import synthesize
+from feddp.domains import WEIGHT
 from feddp.methods import METHODS
 from feddp.networks import DEFAULT
 from feddp.run.options import Options, run_here
@@ -61,7 +62,7 @@ def shares(run: Options, data: Path, out: Path) -> dict[str, float]:
 
     def measured(reach: Reach, before: Mapping[str, Tensor], after: Mapping[str, Tensor], times: int = 1) -> Furthest | None:
         for kind in KINDS:
-            names = [name for name in after if (name in reach.parameters) == (kind == PARAMETERS)]
+            names = [name for name in after if (reach.kinds[name] is WEIGHT) == (kind == PARAMETERS)]
             if times and (one := measure(reach, before, {name: after[name] for name in names}, times)):
                 largest[kind] = max(largest[kind], one.share)
         return measure(reach, before, after, times)

@@ -29,7 +29,7 @@ from feddp.sealing.session import HANDSHAKE, SEALED, Session, as_bytes, as_tenso
 from feddp.stages import agreement, answered
 from feddp.stages.exchange import introduce
 from feddp.stages.message import Message
-from feddp.stages.precision import narrow, widen
+from feddp.stages.precision import halved
 from feddp.stages.site import last_network
 from feddp.stages.train import START, adopt
 from feddp.training.store import by_site, together
@@ -221,7 +221,7 @@ def test_sites_sign_what_they_are_sent(precision, hospitals, federated, plan_for
     plan = plan_for(method="fedavg", network=toy, sites=NAMES, rounds=2, start="last", precision=precision)
     made = hospitals(plan, fresh=True)
     if precision == "float16":
-        run, seen = trained(federated, made, plan, lambda site, task, tensors, scalars: (halved(tensors), scalars))
+        run, seen = trained(federated, made, plan, lambda site, task, tensors, scalars: (halved(tensors or {}), scalars))
     else:
         run, seen = trained(federated, made, plan)
     assert run.panics == []
@@ -232,10 +232,6 @@ def test_sites_sign_what_they_are_sent(precision, hospitals, federated, plan_for
     assert len(notes) == 3 * asked.count("agree")
     assert all(tensors.keys() == {NOTE} for tensors in notes)
     assert max(tensors[NOTE].numel() for tensors in notes) < 4096
-
-
-def halved(tensors):
-    return {name: widen(narrow(name, value)) for name, value in (tensors or {}).items()}
 
 
 def test_a_server_that_gives_one_site_other_tensors_is_found_at_once(hospitals, federated, plan_for, toy, monkeypatch):

@@ -11,6 +11,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 from nvflare.lighter.utils import Identity, generate_cert, generate_keys, serialize_cert, serialize_pri_key
 
+from feddp.sealing.identity import Identity as SiteIdentity
+
 PROJECT, SERVER = "feddp", "server.example.org"
 
 
@@ -36,6 +38,10 @@ class Office:
             not_valid_after=now + timedelta(days=until),
         )
         return certificate, key
+
+    def identities(self, names) -> dict[str, SiteIdentity]:
+        """What sites of these names know of themselves."""
+        return {name: SiteIdentity(name, *self.issue(name), self.root, SERVER) for name in names}
 
 
 def kit_of(folder: Path, name: str, office: Office, certificate, key) -> Path:

@@ -147,6 +147,11 @@ def in_an_epoch(count: int, batch: int) -> int:
     return count - 1 if batch > 1 and count > 1 and count % batch == 1 else count
 
 
+def steps_in_an_epoch(count: int, batch: int) -> int:
+    """Returns how many batches an epoch with a seed makes of `count` samples."""
+    return -(-in_an_epoch(count, batch) // batch)
+
+
 def _collated(
     samples: Sequence[Sample], order: Sequence[int], batch: int, symmetries: torch.Tensor | None, device: torch.device | str
 ) -> Iterator[Batch]:

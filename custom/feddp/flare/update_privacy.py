@@ -8,9 +8,9 @@ from nvflare.apis.filter import Filter
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
-from torch import Tensor, nn
 
 from feddp import protocol
+from feddp.domains import VARIANCE
 from feddp.errors import PolicyError
 from feddp.flare import messages
 from feddp.flare.site import site_component
@@ -62,7 +62,8 @@ class UpdatePrivacy(Filter):
         for name, change in self._filtered(site, changes, fl_ctx).items():
             before = received[name]
             sent[name] = (before.double() + torch.from_numpy(change).reshape(before.shape)).to(before.dtype)
-        for name in running_variances(site_component(fl_ctx).expected.network) & changes.keys():
+        kinds = site_component(fl_ctx).expected.domains
+        for name in (name for name in changes if kinds.get(name) is VARIANCE):
             sent[name].clamp_(min=0)
         return messages.pack(sent, **scalars)
 
@@ -74,12 +75,3 @@ class UpdatePrivacy(Filter):
             raise PolicyError(f"site {site}: {name} filtered nothing; correct its args in privacy.json; nothing was sent")
         data: dict[str, np.ndarray] = filtered.data
         return data
-
-
-def running_variances(network: nn.Module) -> set[str]:
-    """Returns the names of the batch normalisations' running variances."""
-    return {
-        f"{name}.running_var"
-        for name, module in network.named_modules()
-        if isinstance(getattr(module, "running_var", None), Tensor)
-    }

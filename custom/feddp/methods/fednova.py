@@ -58,6 +58,6 @@ def within(steps: Mapping[str, int]) -> dict[str, float]:
 
 def local_steps(training: Training, samples: float) -> int:
     """Returns the optimiser's steps of a round at a site with so many training samples."""
-    from feddp.data.loading import in_an_epoch
+    from feddp.data.loading import steps_in_an_epoch
 
-    return training.local_epochs * -(-in_an_epoch(int(samples), training.batch) // training.batch)
+    return training.local_epochs * steps_in_an_epoch(int(samples), training.batch)

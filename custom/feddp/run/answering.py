@@ -18,7 +18,7 @@ from feddp.plan.schema import Plan
 from feddp.protocol import Kind
 from feddp.stages import answered
 from feddp.stages.message import Message
-from feddp.stages.precision import narrow, widen
+from feddp.stages.precision import halved
 from feddp.stages.tensors import Expected
 
 
@@ -77,7 +77,7 @@ class Answering:
 def _carried(tensors: Mapping[str, Tensor], half: bool) -> Tensors:
     """Returns the tensors as they arrive: copies, rounded to half precision if they travel so."""
     copies = {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()}
-    return {name: widen(narrow(name, value)) for name, value in copies.items()} if half else copies
+    return halved(copies) if half else copies
 
 
 def note(log: Path, line: str) -> None:

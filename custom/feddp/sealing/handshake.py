@@ -13,10 +13,13 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from feddp.errors import SealingError
-from feddp.sealing.handshake_key import read, written
-from feddp.sealing.identity import Identity, signed
+from feddp.sealing.document import UNREADABLE, is_signed, read, write
+from feddp.sealing.handshake_key import read as read_key
+from feddp.sealing.handshake_key import written
+from feddp.sealing.identity import Identity
 
 VERSION = 2  # of handshakes and envelopes; 1 encrypted for the key of the certificate
+_PURPOSE = b"feddp introduction"
 LIMIT = 16 * 1024  # bytes; a certificate takes 1.5 KiB
 
 
@@ -36,8 +39,7 @@ def introduce(identity: Identity, job: str, exchange: str) -> tuple[bytes, X2551
     """
     key = X25519PrivateKey.generate()
     statement = _statement(identity.name, job, exchange, written(key.public_key()))
-    signature = identity.sign(_signed_part(statement)).hex()
-    return json.dumps({"statement": statement, "certificate": identity.pem, "signature": signature}).encode(), key
+    return write(identity, _PURPOSE, statement), key
 
 
 def meet(identity: Identity, name: str, handshake: bytes, job: str, exchange: str) -> Peer:
@@ -48,10 +50,9 @@ def meet(identity: Identity, name: str, handshake: bytes, job: str, exchange: st
             not accepted; or its key is none.
     """
     try:
-        content = json.loads(handshake)
-        statement, pem, signature = content["statement"], str(content["certificate"]), bytes.fromhex(content["signature"])
+        statement, pem, signature = read(handshake)
         version, key = statement.get("version"), statement.get("key")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except UNREADABLE:
         raise SealingError(f"the server relayed no valid handshake of site {name}; nothing is sealed for it") from None
     if version != VERSION:
         raise SealingError(
@@ -59,10 +60,10 @@ def meet(identity: Identity, name: str, handshake: bytes, job: str, exchange: st
             f" install the same feddp at {identity.name} and {name}"
         )
     certificate = identity.accept(name, pem)
-    if statement != _statement(name, job, exchange, key) or not signed(certificate, signature, _signed_part(statement)):
+    if statement != _statement(name, job, exchange, key) or not is_signed(certificate, signature, _PURPOSE, statement):
         raise SealingError(f"site {name} did not sign the handshake that the server relayed for this exchange")
     try:
-        return Peer(name, certificate, read(key))
+        return Peer(name, certificate, read_key(key))
     except ValueError as error:
         raise SealingError(
             f"the key in the handshake of site {name} is of no use ({error}); nothing is sealed for it"
@@ -79,7 +80,3 @@ def certificate_in(handshake: bytes) -> x509.Certificate | None:
 
 def _statement(site: str, job: str, exchange: str, key: object) -> dict[str, Any]:
     return {"version": VERSION, "site": site, "job": job, "exchange": exchange, "key": key}
-
-
-def _signed_part(statement: dict[str, Any]) -> bytes:
-    return b"feddp introduction\n" + json.dumps(statement, sort_keys=True).encode()

@@ -14,12 +14,13 @@ from typing import Any
 
 from feddp.errors import FedDPError, SealingError, SharedError
 from feddp.reading import short
-from feddp.sealing.identity import Identity, signed
+from feddp.sealing.document import UNREADABLE, is_signed, read, write
+from feddp.sealing.identity import Identity
 
 NOTE = "note"  # the name of the tensor on the wire, of bytes
 LARGEST = 2**53
 LIMIT = 64 * 1024  # bytes; a certificate takes 1.5 KiB, and a name of each site is in it
-_MAGIC = b"feddp note 1\n"
+_PURPOSE = b"feddp note 1"
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,6 @@ class Statement:
     samples: int
     steps: int
     told: Told
-
-    @property
-    def signed_part(self) -> bytes:
-        return _MAGIC + json.dumps(asdict(self), sort_keys=True).encode()
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> "Statement":
@@ -115,8 +112,7 @@ class SharedNotes:
             raise SealingError(f"site {self.identity.name}: it was asked for a note and told of no shared tensors")
         self._own.told = None
         statement = Statement(self.identity.name, self._job, plan, samples, steps, told)
-        signature = self.identity.sign(statement.signed_part).hex()
-        return json.dumps({"statement": asdict(statement), "certificate": self.identity.pem, "signature": signature}).encode()
+        return write(self.identity, _PURPOSE, asdict(statement))
 
     def require_same(
         self, told: Told, plan: str, notes: Mapping[str, Any], least: int, left_out: Callable[[str, FedDPError], None]
@@ -161,12 +157,11 @@ class SharedNotes:
     def _read(self, site: str, note: Any) -> Statement:
         """Returns the statement of a note that `site` has signed; raises SealingError if it has not."""
         try:
-            content = json.loads(note if isinstance(note, str) and len(note) <= LIMIT else "")
-            statement, pem, signature = content["statement"], str(content["certificate"]), bytes.fromhex(content["signature"])
+            statement, pem, signature = read(note if isinstance(note, str) and len(note) <= LIMIT else "")
             made = Statement.of(statement)
-        except (SealingError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (SealingError, *UNREADABLE):
             raise SealingError(f"the server relayed no valid note of site {site}; it counts as none") from None
-        if made.site != site or not signed(self.identity.accept(site, pem), signature, made.signed_part):
+        if made.site != site or not is_signed(self.identity.accept(site, pem), signature, _PURPOSE, asdict(made)):
             raise SealingError(f"site {site} did not sign the note that the server relayed; it counts as none")
         return made
 
@@ -179,5 +174,5 @@ def statement_in(site: str, note: bytes) -> Statement:
     """
     try:
         return Statement.of(json.loads(note.decode())["statement"])
-    except (SealingError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (SealingError, *UNREADABLE):
         raise SealingError(f"site {site}: its note {short(repr(note[:40]))} cannot be read") from None

@@ -15,7 +15,7 @@ from feddp.partition import Tensors
 from feddp.sealing.note import LIMIT, NOTE, Statement, Told, statement_in
 from feddp.sealing.session import as_bytes
 from feddp.stages.message import Message
-from feddp.stages.precision import narrow, widen
+from feddp.stages.precision import halved
 from feddp.stages.server import Server
 
 
@@ -36,7 +36,7 @@ def agreed(
     if not server.sealed or not shared:
         return {}
     if server.plan.federation.half:  # the sites see what comes out of the wire
-        shared = {name: widen(narrow(name, value)) for name, value in shared.items()}
+        shared = halved(shared)
     told, plan = Told(task, round, phase, fingerprint(shared), tuple(server.sites())), server.plan.digest()
 
     def check(site: str, answer: Message) -> None:

@@ -20,13 +20,15 @@ from dataclasses import dataclass
 from statistics import mean, median
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from feddp.data.loading import in_an_epoch
+from feddp.data.loading import steps_in_an_epoch
+from feddp.domains import MEAN, VARIANCE
 from feddp.methods.base import UNIFORM
 from feddp.partition import constants
 from feddp.plan.resolve import build_method
 from feddp.plan.schema import Plan
+from feddp.stages.tensors import Expected
 
 # a site's number of images counts as at most so many times the sites' median: one false number would end all bounds. An honest
 # round, which moves a third of the bound, still fits at a site with a hundred times the others' images
@@ -51,18 +53,15 @@ class Reach:
     """How far one phase of a round can move a plan's shared tensors.
 
     Args:
-        network: the plan's, for the kinds of its tensors.
+        expected: the plan's tensors, for their kinds.
         steps: of AdamW in one epoch: at a site (`steps_at`) for its contribution, or of the combination (`steps_of`).
     """
 
-    def __init__(self, plan: Plan, network: nn.Module, steps: float):
-        self._plan, self._steps = plan, build_method(plan).passes(plan) * steps
+    def __init__(self, expected: Expected, steps: float):
+        self._plan, self.kinds, plan = expected.plan, expected.domains, expected.plan
+        self._steps = build_method(plan).passes(plan) * steps
         self._rounding = _HALF if plan.federation.half else _SINGLE
-        self._fixed = constants(network).keys()
-        self.parameters = {name for name, _ in network.named_parameters(remove_duplicate=False)}
-        norms = [path for path, each in network.named_modules() if isinstance(getattr(each, "running_var", None), Tensor)]
-        self._means = {f"{path}.running_mean": f"{path}.running_var" for path in norms}
-        self._variances = set(self._means.values())
+        self._fixed = constants(expected.network).keys()
 
     def beyond(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor], times: int = 1) -> Furthest | None:
         """Returns the tensor that is furthest beyond its bound; None if none is. The arguments are as for `furthest`."""
@@ -90,10 +89,11 @@ class Reach:
     def _most(self, name: str, before: Mapping[str, Tensor], times: int) -> Tensor:
         """Returns how far each value of a tensor may be from the one before."""
         old, free, training = _plain(before[name]).abs(), self._plan.federation, self._plan.training
-        if name in self._variances:
+        if self.kinds[name] is VARIANCE:
             most = free.statistics**2 * times * old.clamp(min=1)
-        elif name in self._means:
-            most = free.statistics * times * _plain(before[self._means[name]]).clamp(min=1).sqrt()
+        elif self.kinds[name] is MEAN:
+            variance = before[f"{name.rpartition('.')[0]}.running_var".lstrip(".")]
+            most = free.statistics * times * _plain(variance).clamp(min=1).sqrt()
         elif before[name].is_floating_point():  # a parameter, or a buffer of a layer of ours, which is a weight too
             most = training.lr * self._steps * times * (free.movement + training.weight_decay * old)
         else:
@@ -109,7 +109,7 @@ def _plain(value: Tensor) -> Tensor:
 def steps_at(plan: Plan, site: str, samples: Mapping[str, float]) -> int:
     """Returns the steps of an epoch at a site, by its number of training images, within SIZES times the sites' median."""
     believed = min(samples[site], SIZES * median(samples.values()))
-    return -(-in_an_epoch(int(believed), plan.training.batch) // plan.training.batch)
+    return steps_in_an_epoch(int(believed), plan.training.batch)
 
 
 def steps_of(plan: Plan, samples: Mapping[str, float]) -> float:

@@ -1,5 +1,7 @@
 """Half precision: the shared tensors of stage 1 travel as float16 if the plan says so."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,11 @@ def narrow(name: str, value: Tensor) -> Tensor:
         largest = value[value.isfinite()].abs().max().item()
         raise InputError(f"{name} holds {largest:g}, beyond float16's range; export the job with precision=float32")
     return half
+
+
+def halved(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the tensors as they arrive if they travel in half precision; raises as `narrow`."""
+    return {name: widen(narrow(name, value)) for name, value in tensors.items()}
 
 
 def widen(value: Tensor) -> Tensor:

@@ -157,7 +157,7 @@ class Site:
             SharedError: names the tensor, by how much it moved, and how far it could have.
         """
         known, since = (state.received, step - state.round + 1) if state.received else (self._first_shared, step)
-        reach = Reach(self.plan, self.network, steps)
+        reach = Reach(self.expected, steps)
         if beyond := reach.beyond(known, shared, since):
             what = "the first ones" if not state.received else "those that it knows"
             raise SharedError(

@@ -143,7 +143,7 @@ def _ask_to_train(server: Server, shared: Tensors, t: int, phase: int, spool: Sp
         if (trained := answer.scalars["samples"]) != stated[site]:
             what = f"it trained on {trained:g} images, and stated {stated[site]} when the job began"
             raise ContributionError(f"site {site}: {what}; restore its images, or continue the run in a new job")
-        reach = Reach(server.plan, server.memory.expected.network, steps_at(server.plan, site, stated))
+        reach = Reach(server.memory.expected, steps_at(server.plan, site, stated))
         if beyond := reach.beyond(shared, answer.tensors):
             raise ContributionError(f"site {site}: its contribution is not of this round's training: {beyond}")
 

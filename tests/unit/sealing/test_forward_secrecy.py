@@ -20,7 +20,7 @@ from feddp.sealing.handshake import introduce, meet
 from feddp.sealing.handshake_key import read, unwrap, wrap, written
 from feddp.sealing.identity import Identity
 from feddp.sealing.session import HANDSHAKE, SEALED, Session, as_bytes, as_tensor
-from support.certificates import SERVER, Office
+from support.certificates import Office
 
 JOB, WORD, TASK = "job-1", "calibration", "collect"
 OWN = {"own": torch.arange(3.0)}
@@ -35,8 +35,7 @@ LOW_ORDER = (0, 1, _OF_ORDER_8, _OF_ORDER_8_TOO, P - 1, P, P + 1)
 @pytest.fixture(scope="module")
 def sites():
     """The identities of A, B and C."""
-    office = Office()
-    return {name: Identity(name, *office.issue(name), office.root, SERVER) for name in "ABC"}
+    return Office().identities("ABC")
 
 
 @pytest.fixture

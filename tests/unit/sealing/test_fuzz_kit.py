@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from feddp.errors import InputError, SealingError
 from feddp.sealing.envelope import recipients_of
 from feddp.sealing.handshake import introduce, meet
-from feddp.sealing.identity import Identity
 from feddp.sealing.kit import Kit, components
-from support.certificates import SERVER, Office
+from support.certificates import Office
 from support.fuzz import ANY, cases, changed, tried
 
 SERVERS = [{"name": "feddp", "service": {"target": "server.example.org:8002"}, "identity": "server", "admin_server": "server"}]
@@ -92,7 +91,7 @@ def test_components_of_any_json(folder, content):
 def met():
     """The identity of A, and a handshake of B as a dictionary."""
     office = Office()
-    a, b = (Identity(name, *office.issue(name), office.root, SERVER) for name in "AB")
+    a, b = office.identities("AB").values()
     return a, json.loads(introduce(b, "job", "calibration")[0])
 
 

@@ -21,11 +21,7 @@ def office():
 
 @pytest.fixture(scope="module")
 def identities(office):
-    def identity(name):
-        certificate, key = office.issue(name)
-        return Identity(name, certificate, key, office.root, SERVER)
-
-    return {name: identity(name) for name in "ABC"}
+    return office.identities("ABC")
 
 
 @pytest.fixture

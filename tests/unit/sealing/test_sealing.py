@@ -53,12 +53,7 @@ def stranger():
 @pytest.fixture(scope="module")
 def sites(office):
     """The identities of A, B and C."""
-
-    def identity(name):
-        certificate, key = office.issue(name)
-        return Identity(name, certificate, key, office.root, SERVER)
-
-    return {name: identity(name) for name in "ABC"}
+    return office.identities("ABC")
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from feddp.plan.resolve import build_network
 from feddp.protocol import ADOPT, READY, SCORE, TRAIN
 from feddp.stages.message import Message
 from feddp.stages.movement import SIZES, Reach, steps_at, steps_of
+from feddp.stages.tensors import Expected
 from feddp.stages.train import answer
 from feddp.versions import as_numbers, installed
 from support.server import SITES, Run, good
@@ -27,7 +28,7 @@ def plan(plan_for, toy):
 
 @pytest.fixture
 def reach(plan):
-    return Reach(plan, build_network(plan), steps_at(plan, "A", {"A": 13}))
+    return Reach(Expected(plan), steps_at(plan, "A", {"A": 13}))
 
 
 def moved(before, name, by):
@@ -85,12 +86,12 @@ def test_half_precision_may_round(plan_for, toy, before):
     """2/3 lies between float16's neighbours 1365/2048 and 1366/2048; it moves by a third of their distance, 2^-11/3. The bound
     is 2^-10 of it, which three of their distances exceed."""
     half = plan_for(method="fedavg", network=toy, lr=1e-9, batch=4, precision="float16")
-    reach, known = Reach(half, build_network(half), 3), before | {"q.weight": torch.full_like(before["q.weight"], 2 / 3)}
+    reach, known = Reach(Expected(half), 3), before | {"q.weight": torch.full_like(before["q.weight"], 2 / 3)}
     rounded = known | {"q.weight": known["q.weight"].half().float()}
     assert not torch.equal(rounded["q.weight"], known["q.weight"])
     assert reach.beyond(known, rounded) is None
     assert reach.beyond(known, moved(rounded, "q.weight", 3 * 2**-11)) is not None
-    single = Reach(plan_for(method="fedavg", network=toy, lr=1e-9, batch=4), build_network(half), 3)
+    single = Reach(Expected(plan_for(method="fedavg", network=toy, lr=1e-9, batch=4)), 3)
     assert single.beyond(known, rounded) is not None, "the control"
 
 
@@ -110,7 +111,7 @@ def test_half_precision_may_round(plan_for, toy, before):
 )
 def test_a_method_s_steps(plan_for, pvt, method, settings, passes):
     plan = plan_for(method=method, network=pvt, batch=4, local_epochs=2, **settings)
-    assert Reach(plan, build_network(plan), 3)._steps == passes * 3
+    assert Reach(Expected(plan), 3)._steps == passes * 3
 
 
 def test_steps_by_hand(plan_for, toy):
