@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> None:
         row("method", *KINDS)
         row(*["---"] * (1 + len(KINDS)))
         for method in track(given.methods, "Methods"):
-            run = Options(method, given.rounds, 0, given.network, given.size, given.seed, tuple(given.settings))
+            run = Options(method, given.rounds, None, given.network, given.size, given.seed, tuple(given.settings))
             found[method] = shares(run, data, Path(folder) / "run")
             row(method, *(f"{found[method][kind]:.3f}" for kind in KINDS))
     figures = {name: value for name, value in vars(given).items() if name != "methods"}
