@@ -1,10 +1,11 @@
 """How far honest rounds move the shared tensors, in units of the bounds that sites and server keep (`feddp.stages.movement`).
 
 Whole runs of each method in one process, on synthetic images or on the sites below --data. Of each run: the largest share of
-the bound that any parameter came to, in a contribution, or in the shared tensors that a site received; and the same of running
-statistics and counters. A share above 1 would have been refused.
+the bound that any parameter came to, in a contribution, or in the shared tensors that a site received; the same of running
+statistics and counters; and the largest share of both for a site that would take part for the first time in that round, whose
+bound counts from the first tensors. A share above 1 would have been refused.
 
-    feddp bench movement
+    feddp bench movement --rounds 200 --sites 2 --images 10 --set batch=4
     feddp bench movement --rounds 20 --network resnet18-fpn --set precision=float16
 """
 
@@ -25,15 +26,20 @@ from feddp.methods import METHODS
 from feddp.networks import DEFAULT
 from feddp.run.options import Options, run_here
 from feddp.stages.movement import Furthest, Reach
+from feddp.stages.site import Site
+from feddp.training.store import State
 
 PARAMETERS, OTHERS = KINDS = ("parameters", "statistics and counters")
+COLUMNS = (*KINDS, LATE := "a site's first round")
 
 
 def main(arguments: Sequence[str]) -> None:
     federated = [name for name, method in METHODS.items() if method.federated]
     options = parser("movement", __doc__)
     options.add_argument("--methods", nargs="+", choices=federated, default=federated, metavar="METHOD")
-    options.add_argument("--data", type=Path, help="a federation's folder; default: three sites of 24 images")
+    options.add_argument("--data", type=Path, help="a federation's folder; default: synthetic images")
+    options.add_argument("--sites", type=count, default=3, help="of synthetic images")
+    options.add_argument("--images", type=count, default=24, help="of each of these sites")
     options.add_argument("--rounds", type=count, default=20)
     options.add_argument("--size", type=pixels, default=32)
     options.add_argument("--seed", type=natural, default=0)
@@ -44,21 +50,21 @@ def main(arguments: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         data = given.data or Path(folder) / "data"
         if not given.data:
-            synthesize(data, sites=3, images=24, size=given.size)
-        row("method", *KINDS)
-        row(*["---"] * (1 + len(KINDS)))
+            synthesize(data, given.sites, given.images, given.size)
+        row("method", *COLUMNS)
+        row(*["---"] * (1 + len(COLUMNS)))
         for method in track(given.methods, "Methods"):
             run = Options(method, given.rounds, None, given.network, given.size, given.seed, tuple(given.settings))
             found[method] = shares(run, data, Path(folder) / "run")
-            row(method, *(f"{found[method][kind]:.3f}" for kind in KINDS))
+            row(method, *(f"{found[method][kind]:.3f}" for kind in COLUMNS))
     figures = {name: value for name, value in vars(given).items() if name != "methods"}
     line("movement", figures | {"data": str(given.data or "synthetic"), "shares": found})
 
 
 def shares(run: Options, data: Path, out: Path) -> dict[str, float]:
-    """Runs; returns {kind: the largest share of a bound}. `out` is removed."""
+    """Runs; returns {column: the largest share of a bound}. `out` is removed."""
     largest: dict[str, float] = defaultdict(float)
-    measure = Reach.furthest
+    measure, near = Reach.furthest, Site.require_near
 
     def measured(reach: Reach, before: Mapping[str, Tensor], after: Mapping[str, Tensor], times: int = 1) -> Furthest | None:
         for kind in KINDS:
@@ -67,7 +73,12 @@ def shares(run: Options, data: Path, out: Path) -> dict[str, float]:
                 largest[kind] = max(largest[kind], one.share)
         return measure(reach, before, after, times)
 
-    with patch.object(Reach, "furthest", measured):
+    def received(site: Site, shared: Mapping[str, Tensor], state: State, step: int, steps: float) -> None:
+        if step and (one := measure(Reach(site.expected, steps), site._first_shared, shared, step)):
+            largest[LATE] = max(largest[LATE], one.share)
+        near(site, shared, state, step, steps)
+
+    with patch.object(Reach, "furthest", measured), patch.object(Site, "require_near", received):
         run_here(data, out, run, "local")
     shutil.rmtree(out)
-    return dict.fromkeys(KINDS, 0.0) | largest
+    return dict.fromkeys(COLUMNS, 0.0) | largest

@@ -77,29 +77,33 @@ class Reach:
         """
         worst: Furthest | None = None
         for name in after.keys() - self._fixed:
-            moved = (_plain(after[name]) - _plain(before[name])).abs_().flatten()
+            moved = torch.sub(_plain(after[name]), _plain(before[name])).abs_().flatten()
             if not moved.numel():
                 continue
-            shares = (moved / self._most(name, before, times).flatten()).nan_to_num_(nan=math.inf)
-            place = int(shares.argmax())
-            if worst is None or shares[place] > worst.share:
-                worst = Furthest(name, moved[place].item(), shares[place].item())
+            shares = moved / self._most(name, before, times).flatten()
+            place = int(shares.argmax())  # NaN counts as the largest
+            share = shares[place].nan_to_num(nan=math.inf).item()
+            if worst is None or share > worst.share:
+                worst = Furthest(name, moved[place].item(), share)
         return worst
 
     def _most(self, name: str, before: Mapping[str, Tensor], times: int) -> Tensor:
-        """Returns how far each value of a tensor may be from the one before."""
+        """Returns how far each value of a tensor may be from the one before: a + b · scale, and what rounding adds."""
         old, free, training = _plain(before[name]).abs(), self._plan.federation, self._plan.training
+        rounding = self._rounding if times else max(_DRAWN, self._rounding)
+        scale, constant, factor = old, 0.0, 0.0
         if self.kinds[name] is VARIANCE:
-            most = free.statistics**2 * times * old.clamp(min=1)
+            scale, factor = old.clamp(min=1), free.statistics**2 * times
         elif self.kinds[name] is MEAN:
             variance = before[f"{name.rpartition('.')[0]}.running_var".lstrip(".")]
-            most = free.statistics * times * _plain(variance).clamp(min=1).sqrt()
+            scale, factor = _plain(variance).clamp(min=1).sqrt(), free.statistics * times
         elif before[name].is_floating_point():  # a parameter, or a buffer of a layer of ours, which is a weight too
-            most = training.lr * self._steps * times * (free.movement + training.weight_decay * old)
+            constant = training.lr * self._steps * times * free.movement
+            factor = training.lr * self._steps * times * training.weight_decay
         else:
-            most = torch.full_like(old, free.movement * self._steps * times)  # a counter of batches
-        rounding = self._rounding if times else max(_DRAWN, self._rounding)
-        return most * (1 + rounding) + rounding * old + _LEAST
+            constant = free.movement * self._steps * times  # a counter of batches
+        most = scale * (factor * (1 + rounding)) + (constant * (1 + rounding) + _LEAST)
+        return most.add_(old, alpha=rounding)
 
 
 def _plain(value: Tensor) -> Tensor:
