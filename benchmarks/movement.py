@@ -5,7 +5,7 @@ the bound that any parameter came to, in a contribution, or in the shared tensor
 statistics and counters; and the largest share of both for a site that would take part for the first time in that round, whose
 bound counts from the first tensors. A share above 1 would have been refused.
 
-    feddp bench movement --rounds 200 --sites 2 --images 10 --set batch=4
+    feddp bench movement --rounds 200 --network small --sites 2 --images 10 --set batch=4
     feddp bench movement --rounds 20 --network resnet18-fpn --set precision=float16
 """
 
@@ -13,6 +13,7 @@ import shutil
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -23,13 +24,25 @@ from feddp.data.progress import track
 from feddp.data.synthesize import synthesize
 from feddp.domains import WEIGHT
 from feddp.methods import METHODS
-from feddp.networks import DEFAULT
+from feddp.networks import DEFAULT, NETWORKS, _smp
 from feddp.run.options import Options, run_here
 from feddp.stages.movement import Furthest, Reach
 from feddp.stages.site import Site
 from feddp.training.store import State
 
 PARAMETERS, OTHERS = KINDS = ("parameters", "statistics and counters")
+# this benchmark's own, for many rounds: the default network with few channels, and one with batch normalisation
+SMALL = {
+    "small": partial(
+        NETWORKS[DEFAULT],
+        embed_dims=(8, 16, 16, 16),
+        depths=(1, 1, 1, 1),
+        num_heads=(1, 2, 2, 2),
+        decoder_pyramid_channels=16,
+        decoder_segmentation_channels=64,
+    ),
+    "small-norm": partial(_smp, "FPN", "test_resnet", decoder_pyramid_channels=16, decoder_segmentation_channels=64),
+}
 COLUMNS = (*KINDS, LATE := "a site's first round")
 
 
@@ -43,11 +56,11 @@ def main(arguments: Sequence[str]) -> None:
     options.add_argument("--rounds", type=count, default=20)
     options.add_argument("--size", type=pixels, default=32)
     options.add_argument("--seed", type=natural, default=0)
-    options.add_argument("--network", default=DEFAULT)
+    options.add_argument("--network", default=DEFAULT, help=f"{' and '.join(SMALL)} are this benchmark's own")
     options.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", dest="settings")
     given = options.parse_args(arguments)
     found: dict[str, dict[str, float]] = {}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, patch.dict(NETWORKS, SMALL):
         data = given.data or Path(folder) / "data"
         if not given.data:
             synthesize(data, given.sites, given.images, given.size)
