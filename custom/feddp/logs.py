@@ -4,8 +4,9 @@ A log of one run (`place_for`), such as record.jsonl: the file itself keeps the 
 record.last.jsonl, which becomes record.before.jsonl when it is full, in the place of an older one.
 
 A log for years (`turned`), such as audit.log: a full file becomes audit.1.log, that one audit.2.log, and so on; the oldest is
-removed. Where files begin to fill fast, somebody may drown what happened: the file that holds the beginning of that is kept
-beside the others, as audit.first-1.log.
+removed. Somebody may drown what happened in lines. So a file that took SLOW or longer to fill, and the next one, in which a
+flood may begin, get a second name, which only KEPT more such files take from them: audit.kept-1.log. Who floods a log, at
+whatever speed, removes lines from the time of the flood, and earlier ones only KEPT / 2 * SLOW later.
 """
 
 import os
@@ -13,12 +14,13 @@ import re
 import shutil
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 RUN_BYTES, LAST_BYTES = 64 << 20, 4 << 20  # of a run's log: what the file itself keeps, and each of the two with the last lines
 YEARS_BYTES = 16 << 20  # of each file of a log for years
-OLDER, FIRST = 7, 4  # files of a log for years: the full ones, and those that hold the beginning of a flood
-FAST = 86_400.0  # seconds: a file that is full sooner fills fast
+OLDER, KEPT = 7, 6  # files of a log for years: the full ones, and those that are kept beside them
+SLOW = 20 * 86_400.0  # seconds: who fills a file sooner may flood it. Of KEPT files half took so long: 60 days
 _REMOVED = re.compile(rb"(\d{1,18}) earlier lines were removed")
 
 
@@ -52,23 +54,23 @@ def turned(path: Path) -> int:
     if not path.exists():
         return 0
     older = _beside(path, range(1, OLDER + 1))
-    _keep_beginning(path, older)
+    # each began with the last line of the one before; of the oldest nobody knows
+    ends = [time.time(), *(each.stat().st_mtime if each.exists() else 0.0 for each in older[:2])]
+    if any(end - began >= SLOW or not began for end, began in pairwise(ends)):
+        _keep(path)
     removed = _removed_before(path) + _lines(older[-1])
     _shift([path, *older])
     return removed
 
 
-def _keep_beginning(path: Path, older: Sequence[Path]) -> None:
-    """Gives a second name to the last file before those that fill fast, in which that has begun."""
-    end, before = (each.stat().st_mtime if each.exists() else None for each in older[:2])
-    if end is None or time.time() - end >= FAST or (before is not None and end - before < FAST):
-        return
-    first = _beside(path, [f"first-{number}" for number in range(1, FIRST + 1)])
-    _shift(first)
+def _keep(path: Path) -> None:
+    """Gives a full file a second name, and removes the oldest of those that have one."""
+    kept = _beside(path, [f"kept-{number}" for number in range(1, KEPT + 1)])
+    _shift(kept)
     try:
-        os.link(older[0], first[0])
+        os.link(path, kept[0])
     except OSError:  # a file system without links
-        shutil.copy2(older[0], first[0])
+        shutil.copy2(path, kept[0])
 
 
 def _beside(path: Path, names: Sequence[str | int]) -> list[Path]:

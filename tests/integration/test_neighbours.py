@@ -4,26 +4,33 @@ A stranger is a user of the same machine who connects to where a process of a ki
 gate stands and the processes connect without TLS, as FLARE has them by default, and succeeds there.
 """
 
+import asyncio
 import socket
+import ssl
+import threading
 import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from types import SimpleNamespace
 
+import msgpack
 import pytest
+from aiohttp import ClientSession, WSMsgType
 from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.cellnet.utils import encode_payload
 from nvflare.fuel.f3.comm_config import CommConfigurator
 from nvflare.fuel.f3.drivers.connector_info import Mode
+from nvflare.fuel.f3.drivers.socket_conn import SocketConnection
 from nvflare.fuel.f3.endpoint import Endpoint, EndpointState
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.sfm.constants import Types
+from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
 from nvflare.lighter.utils import serialize_cert, serialize_pri_key
 from nvflare.private.admin_defs import Message as AdminMessage
 
 from feddp.errors import PolicyError
-from feddp.flare import handshakes, second_machine
+from feddp.flare import handshakes, second_machine, unnamed
 from feddp.flare.cell_gate import require_gate
 from feddp.flare.configuration import INTERNAL
 from feddp.flare.gate import ServerGate, SiteGate
@@ -55,7 +62,7 @@ def kits(tmp_path_factory):
 class Parent:
     """A participant's parent process, which listens to its own jobs and, at the server, to sites."""
 
-    def __init__(self, name: str, kits, federation, stack: ExitStack, internal: dict):
+    def __init__(self, name: str, kits, federation, stack: ExitStack, internal: dict, scheme: str):
         self.federation, self.kits, self.stack = federation, kits, stack
         self.own = kits[PERSON if name == SERVER else name]
         with pytest.MonkeyPatch.context() as patch:
@@ -64,7 +71,7 @@ class Parent:
             self.port = _free_port()
             self.cell = Cell(
                 fqcn=name,
-                root_url=f"tcp://localhost:{self.port}",
+                root_url=f"{scheme}://localhost:{self.port}",
                 secure=True,
                 credentials=dict(self.own),
                 create_internal_listener=True,
@@ -102,6 +109,41 @@ class Parent:
     def lines(self) -> list[str]:
         return self.federation.lines()
 
+    def connection(self, person: str | None = None) -> socket.socket:
+        """A plain connection to where it listens to its jobs; with a participant's certificate, one of TLS."""
+        host, port = self.url.removeprefix("stcp://").split(":")
+        made = socket.create_connection((host, int(port)), timeout=SOON)
+        return credentials(self.kits[person]).wrap_socket(made) if person else made
+
+    def open(self) -> int:
+        """The number of connections to it."""
+        return len(self.manager.sfm_conns)
+
+    def listens(self) -> bool:
+        """Whether it listens to sites."""
+        with closing(socket.socket()) as tried:
+            return tried.connect_ex(("localhost", self.port)) == 0
+
+
+def credentials(own: dict) -> ssl.SSLContext:
+    made = ssl.create_default_context(cafile=own["ca_cert"])
+    made.check_hostname = False
+    made.load_cert_chain(own.get("client_cert") or own["server_cert"], own.get("client_key") or own["server_key"])
+    return made
+
+
+def frame(kind: int, payload: bytes = b"", length: int = 0) -> bytes:
+    """A frame of FLARE's, which announces its length or another one."""
+    prefix = Prefix(length or PREFIX_LEN + len(payload), 0, kind, app_id=CoreCell.APP_ID)
+    buffer = bytearray(PREFIX_LEN)
+    prefix.to_buffer(buffer, 0)
+    return bytes(buffer) + payload
+
+
+def of_connections() -> list[str]:
+    """The threads of connections to where a process listens."""
+    return [thread.name for thread in threading.enumerate() if "process_request_thread" in thread.name]
+
 
 def until(holds) -> None:
     deadline = time.monotonic() + SOON
@@ -121,10 +163,10 @@ def parent(monkeypatch, tmp_path, kits):
     """Makes a parent process; `internal` is its setting of comm_config.json."""
     with in_process(monkeypatch, tmp_path) as federation, ExitStack() as stack:
 
-        def made(name: str, gated: bool = True, internal: dict = INTERNAL) -> Parent:
+        def made(name: str, gated: bool = True, internal: dict = INTERNAL, scheme: str = "tcp") -> Parent:
             if gated:
                 (ServerGate if name == SERVER else SiteGate)()
-            return Parent(name, kits, federation, stack, internal)
+            return Parent(name, kits, federation, stack, internal, scheme)
 
         yield made
 
@@ -343,6 +385,136 @@ def test_who_says_nothing_is_closed(parent, monkeypatch):
         assert silent.recv(1) == b""
     until(at.lines)
     assert "without a valid certificate: " in at.lines()[0]
+
+
+def test_many_who_say_nothing_keep_nobody_from_connecting(parent, monkeypatch):
+    """Each of them would have a thread for ten seconds. The oldest makes way, and the audit file has their number."""
+    monkeypatch.setattr(handshakes, "MOST", 8)
+    at = parent(A)
+    with ExitStack() as silent:
+        first, *_ = [silent.enter_context(at.connection()) for _ in range(40)]
+        until(lambda: len(of_connections()) == 8)
+        assert first.recv(1) == b"", "the oldest was closed"
+        at.genuine(A_JOB)
+    until(lambda: any(": more than 8 handshakes at once, of which it was the oldest" in line for line in at.lines()))
+    until(lambda: len(of_connections()) == 1)  # the job's, which is connected
+
+
+def test_without_a_bound_each_has_a_thread(parent, monkeypatch):
+    """The control."""
+    monkeypatch.setattr(handshakes, "MOST", 10**6)
+    at = parent(A)
+    with ExitStack() as silent:
+        for _ in range(40):
+            silent.enter_context(at.connection())
+        until(lambda: len(of_connections()) == 40)
+    until(lambda: of_connections() == [])
+
+
+def test_a_handshake_has_its_time_however_slowly_it_comes(parent, monkeypatch):
+    """The limit is not for each byte: the beginning of a record of TLS, and then a byte whenever the last one is old."""
+    monkeypatch.setattr(handshakes, "SECONDS", 1.0)
+    at = parent(A)
+    with at.connection() as slow:
+        begun = time.monotonic()
+        with suppress(OSError):
+            while time.monotonic() - begun < SOON:
+                slow.sendall(b"\x16" if time.monotonic() == begun else b"\x03")
+                time.sleep(0.4)
+        assert time.monotonic() - begun < SOON / 2
+    until(at.lines)
+
+
+# a connection without a name
+
+
+@pytest.mark.parametrize("bounded", [True, False], ids=["with it", "without it"])
+def test_many_with_a_certificate_and_no_name_keep_nobody_from_connecting(parent, monkeypatch, bounded):
+    """FLARE would keep all of them for ever, with a thread each."""
+    monkeypatch.setattr(unnamed, "MOST", 8 if bounded else 10**6)
+    at = parent(A)
+    with ExitStack() as silent:
+        for _ in range(20):
+            silent.enter_context(at.connection(B))
+        until(lambda: at.open() == (8 if bounded else 20))
+        at.genuine(A_JOB)
+        until(lambda: at.open() == (8 if bounded else 21))
+        for _ in range(10):
+            silent.enter_context(at.connection(B))
+        until(lambda: at.open() == (9 if bounded else 31))
+        assert at.holds(A_JOB), "who has a name makes way for nobody"
+        said = f" {B}: more than 8 connections at once have said no name, of which it was the oldest]"
+        assert any(said in line for line in at.lines()) is bounded
+
+
+def test_a_name_is_all_that_a_connection_can_say_first(parent, caplog):
+    """FLARE would queue each frame before those of others, and log it."""
+    at = parent(A)
+    with at.connection(B) as eager, suppress(OSError):
+        for _ in range(100):
+            eager.sendall(frame(Types.DATA, b"x" * 100) * 10)
+    until(at.lines)
+    assert f" {B}: it sent more than {unnamed.FRAMES} frames and no name]" in at.lines()[0]
+    until(lambda: at.open() == 0)
+    assert caplog.text.count("Error processing frame") <= unnamed.FRAMES
+
+
+@pytest.mark.parametrize("said", [[1, 2], "server", 5, {"endpoint_name": [SERVER]}])
+def test_a_name_that_is_none_ends_the_connection(parent, said):
+    at = parent(A)
+    with at.connection(B) as connection:
+        connection.sendall(frame(Types.HELLO, msgpack.packb(said)))
+        until(at.lines)
+    assert f"no cell of this name connects to {A} so]" in at.lines()[0]
+    until(lambda: at.open() == 0)
+
+
+def test_who_is_refused_is_cut_and_its_own_thread_closes(parent, monkeypatch):
+    """FLARE's `close` frees the socket's number; the connection's thread then reads what comes to the next one of that number,
+    whose handshake fails."""
+    closed = []
+    close = SocketConnection.close
+    monkeypatch.setattr(SocketConnection, "close", lambda self: (closed.append(self.connector.mode), close(self)))
+    at = parent(A)
+    with at.connection(B) as connection:
+        connection.sendall(frame(Types.HELLO, msgpack.packb({"endpoint_name": SERVER})))
+        until(at.lines)
+        until(lambda: at.open() == 0)
+        assert Mode.PASSIVE not in closed
+
+
+@pytest.mark.parametrize("gated", [True, False], ids=["with it", "without it"])
+def test_memory_is_not_given_for_an_announced_length(parent, gated):
+    """FLARE gives 2 GiB for these 16 bytes."""
+    at = parent(A, gated=gated, internal=INTERNAL)
+    with at.connection(B) as connection:
+        connection.sendall(frame(Types.HELLO, length=unnamed.LARGEST + 1))
+        if gated:
+            assert connection.recv(1) == b""
+        else:
+            connection.settimeout(0.5)
+            with pytest.raises(TimeoutError):
+                connection.recv(1)
+
+
+@pytest.mark.parametrize("gated", [True, False], ids=["with it", "without it"])
+def test_a_server_on_the_web_takes_no_larger_frame(parent, kits, gated):
+    """Nor one that is small until it is unpacked: zeros, compressed to a thousandth."""
+    at = parent(SERVER, gated=gated, scheme="http")
+
+    async def sent() -> WSMsgType:
+        async with ClientSession() as session:
+            where = f"https://localhost:{at.port}/f3"
+            async with session.ws_connect(where, ssl=credentials(kits[B]), compress=15) as web:
+                await web.send_bytes(bytes(unnamed.LARGEST + 1))
+                return (await web.receive(timeout=1)).type
+
+    until(at.listens)
+    if gated:
+        assert asyncio.run(sent()) in (WSMsgType.CLOSE, WSMsgType.CLOSED)
+    else:
+        with pytest.raises(TimeoutError):
+            asyncio.run(sent())
 
 
 # gRPC, which shows nobody the certificate of who listens

@@ -24,7 +24,7 @@ from feddp.protocol import Kind, spec_of
 from feddp.reporting.page import write_markdown
 from feddp.sealing.envelope import recipients_of
 from feddp.sealing.identity import Identity
-from feddp.sealing.note import NOTE
+from feddp.sealing.note import NOTE, SharedNotes
 from feddp.sealing.session import HANDSHAKE, SEALED, Session, as_bytes, as_tensor
 from feddp.stages import agreement, answered
 from feddp.stages.exchange import introduce
@@ -266,6 +266,31 @@ def test_a_server_that_gives_one_site_other_tensors_is_found_at_once(hospitals, 
     assert run.panics
     assert refusals(run).keys() == set(NAMES), "each sees that another one was told otherwise"
     assert "site C was told of other shared tensors" in made["A"].last_error()
+
+
+def test_a_site_that_states_no_images_ends_no_round(hospitals, federated, plan_for, toy, monkeypatch):
+    """It would be the others' reason to refuse the round, the server would blame them, and they would keep the number."""
+    plan = plan_for(method="fedavg", network=toy, sites=NAMES, rounds=1, min_sites=2)
+    made, sign = hospitals(plan, fresh=True), SharedNotes.sign
+
+    def none(notes, plan, samples, steps):
+        return sign(notes, plan, 0 if notes.identity.name == "C" else samples, steps)
+
+    monkeypatch.setattr(SharedNotes, "sign", none)
+    run, _ = trained(federated, made, plan)
+    assert run.panics == []
+    assert refusals(run).keys() == {"C"}
+    assert "site C: its note" in refusals(run)["C"]
+    assert "C" not in json.loads((made["A"].store.folder / "samples.json").read_text())
+
+
+@pytest.mark.parametrize("asked", [{"round": 10**6}, {"round": -1}, {"round": True}, {"phase": 1}, {"phase": -1}])
+def test_a_site_signs_for_the_steps_of_its_plan_alone(asked, hospitals, plan):
+    """It keeps what it has signed: a server that asks for ever would fill its memory."""
+    made = hospitals(plan, fresh=True, at=str(asked))
+    told = {"brought_by": protocol.TRAIN, "round": 0, "phase": 0, "shared": "0" * 64, "sites": list(NAMES)}
+    assert made["A"].answer(protocol.AGREE, **told).get_return_code() == ReturnCode.OK
+    assert made["A"].answer(protocol.AGREE, **told | asked).get_return_code() != ReturnCode.OK
 
 
 class Anything:

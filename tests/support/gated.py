@@ -18,6 +18,7 @@ from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, MessageType
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.cellnet.net_manager import NetManager
 from nvflare.fuel.f3.cellnet.utils import encode_payload
+from nvflare.fuel.f3.drivers import aio_http_driver, socket_conn
 from nvflare.fuel.f3.drivers.tcp_driver import TcpStreamServer
 from nvflare.fuel.f3.endpoint import Endpoint
 from nvflare.fuel.f3.message import Message
@@ -147,8 +148,10 @@ def in_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Fede
     monkeypatch.setattr(RxTask, "rx_task_map", {})
     monkeypatch.setattr(StatsPoolManager, "pools", {})
     monkeypatch.setattr(NetManager, "get_spec", NetManager.get_spec)
-    for name in ("server_activate", "finish_request"):
+    for name in ("server_activate", "process_request", "finish_request", "request_queue_size"):
         monkeypatch.setattr(TcpStreamServer, name, getattr(TcpStreamServer, name))
+    for driver in (socket_conn, aio_http_driver):
+        monkeypatch.setattr(driver, "MAX_FRAME_SIZE", driver.MAX_FRAME_SIZE)
     monkeypatch.setattr(FederatedServer, "authentication_check", FederatedServer.authentication_check)
     monkeypatch.setattr(DatumManager, "add_datum", DatumManager.add_datum)
     monkeypatch.setattr(lobs, "get_datum_dir", lobs.get_datum_dir)

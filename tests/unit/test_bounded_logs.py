@@ -4,6 +4,8 @@ import inspect
 import os
 import re
 import time
+from threading import Thread
+from types import SimpleNamespace
 
 import pytest
 from nvflare.fuel.sec.audit import Auditor
@@ -12,7 +14,7 @@ from feddp import logs
 from feddp.files import read_events
 from feddp.flare import audit
 from feddp.flare.audit import plain_lines
-from feddp.logs import FIRST, OLDER
+from feddp.logs import KEPT, OLDER, SLOW
 from feddp.stages.events import read_progress
 from feddp.stages.memory import ServerMemory
 from feddp.training.store import Store
@@ -67,27 +69,33 @@ def auditor(tmp_path, monkeypatch):
     made.close()
 
 
+def age(folder, seconds):
+    """Makes all full files of a log older; one with two names once."""
+    for path in folder.glob("audit.[0-9]*.log"):
+        os.utime(path, (path.stat().st_mtime - seconds,) * 2)
+
+
 def fill(auditor, numbers):
     for number in numbers:
         auditor.add_event("eve", "look", msg=f"[line {number:06}]")
 
 
-def test_an_audit_file_is_bounded_and_a_flood_s_beginning_stays(auditor, tmp_path):
-    """FLARE's own grows without a bound, the control. Before the flood, a file took longer than a day."""
+def test_an_audit_file_is_bounded_and_what_was_before_a_flood_stays(auditor, tmp_path):
+    """FLARE's own grows without a bound, the control. Before the flood, a file took longer than SLOW."""
     fill(auditor, range(100))
     assert (tmp_path / "audit.log").stat().st_size > 3 * 2000
     plain_lines(most=10**6)
     fill(auditor, [100])
     assert (tmp_path / "audit.1.log").exists()
-    long_ago = time.time() - 2 * DAY
-    os.utime(tmp_path / "audit.1.log", (long_ago, long_ago))
+    age(tmp_path, SLOW + DAY)
     fill(auditor, range(101, 110))  # honest; then it begins, in the same file
     fill(auditor, range(110, 2000))
     files = {path.name for path in tmp_path.iterdir()}
-    assert files == {"audit.log", "audit.first-1.log", *(f"audit.{number}.log" for number in range(1, OLDER + 1))}
-    flood = [path for path in tmp_path.iterdir() if path.name != "audit.first-1.log"]
+    kept = {"audit.kept-1.log", "audit.kept-2.log", "audit.kept-3.log"}
+    assert files == {"audit.log", *kept, *(f"audit.{number}.log" for number in range(1, OLDER + 1))}
+    flood = [path for path in tmp_path.iterdir() if path.name not in kept]
     assert sum(path.stat().st_size for path in flood) < (OLDER + 1) * 2300
-    first, whole = content(tmp_path, "audit.first-1.log"), content(tmp_path, "audit*.log")
+    first, whole = content(tmp_path, "audit.kept-2.log"), content(tmp_path, "audit*.log")
     assert "[line 000101]" in first
     assert "[line 000110]" in first, "the first line of the flood"
     assert "[line 001000]" not in whole
@@ -106,18 +114,66 @@ def test_an_audit_file_that_an_administrator_moved_makes_way_for_a_new_one(audit
     assert "[line 000059]" in (tmp_path / "audit.log").read_text()
 
 
-def test_as_many_beginnings_as_said_are_kept(tmp_path):
-    path = tmp_path / "audit.log"
-    for flood in range(FIRST + 2):
-        for number in range(4):
-            path.write_text(f"flood {flood}, file {number}\n")
-            logs.turned(path)
-            if number == 0:  # the time before the flood was long
-                os.utime(tmp_path / "audit.1.log", (time.time() - DAY / 2,) * 2)
-                if (tmp_path / "audit.2.log").exists():
-                    os.utime(tmp_path / "audit.2.log", (time.time() - 3 * DAY,) * 2)
-    assert content(tmp_path, "audit.first-1.log") == f"flood {FIRST + 1}, file 0\n"
-    assert len([*tmp_path.glob("audit.first-*.log")]) == FIRST
+FAST, MEDIUM = 60.0, 19 * DAY
+FLOODS = {
+    "fast": [FAST] * 20,
+    "not quite slow": [MEDIUM] * 10,
+    "slow": [SLOW] * 4,
+    "slow, then fast": [SLOW, *[FAST] * 20] * 2,
+    "in turns": [SLOW, FAST] * 2,
+}
+
+
+@pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
+@pytest.mark.parametrize("quiet", [100 * DAY, MEDIUM, DAY], ids=["at its end", "in the middle", "at its beginning"])
+@pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
+def test_no_flood_removes_what_was_before_it_for_60_days(tmp_path, monkeypatch, flood, quiet, links):
+    """Whether it begins at the end of a file, which was slow to fill, or at the beginning, so that the file was fast."""
+    if not links:
+        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(PermissionError("no links")))
+    clock, path = Clock(monkeypatch), tmp_path / "audit.log"
+    clock.turn(path, 100 * DAY, "long before")
+    clock.turn(path, quiet, "what happened")
+    for seconds in flood:
+        clock.turn(path, seconds, "flood")
+    assert "what happened" in content(tmp_path, "audit*.log")
+    assert len([*tmp_path.iterdir()]) <= OLDER + KEPT
+    for _ in range(OLDER):  # the control: later it is gone
+        clock.turn(path, SLOW, "flood")
+    assert "what happened" not in content(tmp_path, "audit*.log")
+
+
+class Clock:
+    """Days in moments: the time that a log sees, from which files are turned and dated."""
+
+    def __init__(self, monkeypatch):
+        self.now = time.time()
+        monkeypatch.setattr("feddp.logs.time", SimpleNamespace(time=lambda: self.now))
+
+    def turn(self, path, seconds, line):
+        """A file that takes so long until it is full."""
+        self.now += seconds
+        path.write_text(f"{line}\n")
+        os.utime(path, (self.now, self.now))
+        logs.turned(path)
+
+
+def test_an_auditor_that_closes_while_its_file_is_turned_is_closed(auditor, monkeypatch):
+    """It would have got a new file, which nobody closes, and would have written into it."""
+    plain_lines(most=10**6)
+    closing = []
+
+    def turned(path):
+        closing.append(Thread(target=auditor.close))
+        closing[0].start()
+        closing[0].join(0.3)
+        return logs.turned(path)
+
+    monkeypatch.setattr(audit, "turned", turned)
+    while not closing:
+        fill(auditor, [1])
+    closing[0].join()
+    assert auditor.audit_file is None
 
 
 def test_every_line_of_a_log_for_years_is_there_or_counted(tmp_path):
@@ -159,4 +215,4 @@ def test_the_documented_bounds_are_those():
     page = (ROOT / "docs/how-to/it-administrator.md").read_text(encoding="utf-8")
     mib = 1 << 20
     assert f"{(logs.RUN_BYTES + 2 * logs.LAST_BYTES) // mib} MiB" in page
-    assert f"{(1 + OLDER + FIRST) * logs.YEARS_BYTES // mib} MiB" in page
+    assert f"{(1 + OLDER + KEPT) * logs.YEARS_BYTES // mib} MiB" in page

@@ -37,12 +37,12 @@ def agreeing(context: SiteContext, seals: Callable[[], Session], task: str, mess
         told = Told.of(message.scalars)
         if name not in told.sites or not set(told.sites) <= set(plan.sites) or told.brought_by not in protocol.with_shared():
             raise SharedError(f"site {name}: it was asked to sign a note of a task or of sites that its plan does not have")
+        _require_step(context, told.round, told.phase)  # it keeps what it signs, and no more than a plan has
         seals().notes.tell(told)
     elif task in protocol.with_shared():
         notes, given = seals().notes, message.scalars.get("notes")
         said: Mapping[str, Any] = {"round": None, "phase": 0, "sites": (), **message.scalars}
-        require(name, "round", said["round"], 0, plan.rounds)
-        require(name, "phase", said["phase"], 0, plan.phases - 1)
+        _require_step(context, said["round"], said["phase"])
         told = Told.of({**said, "brought_by": task, "shared": fingerprint(message.tensors)})
         theirs, left_out = given if isinstance(given, dict) else {}, partial(context.left_out, task)
         made = notes.require_same(told, plan.digest(), theirs, plan.federation.min_sites, left_out)
@@ -54,6 +54,12 @@ def agreeing(context: SiteContext, seals: Callable[[], Session], task: str, mess
             )
         return replace(message, scalars={**message.scalars, "samples": context.known_samples(notes.samples)})
     return message
+
+
+def _require_step(context: SiteContext, round: object, phase: object) -> None:
+    """Raises PolicyError unless the plan has this round, or the state after its last one, and this phase."""
+    require(context.name, "round", round, 0, context.plan.rounds)
+    require(context.name, "phase", phase, 0, context.plan.phases - 1)
 
 
 def note_of(context: SiteContext, session: Session) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from feddp.logs import YEARS_BYTES, removed_line, turned
 from feddp.reading import one_line
 
 LONGEST, FIELD = 700, 100  # characters of any text in a line, and of each field before it
-_turning = threading.Lock()
 _NO_BRACKETS = str.maketrans("[]", "()")  # a bracket ends a field
 
 
@@ -106,9 +105,9 @@ def _plain(add: Callable[..., str], minute: Minute) -> Callable[..., str]:
         auditor, message = given.pop(names[0]), given.pop("msg", "")
         fields = {name: _printable(value, FIELD).translate(_NO_BRACKETS) for name, value in given.items()}
         more = f"[{before} lines before this one were left out]" if before else ""
-        with _turning:
+        with auditor._lock:  # FLARE's, under which it writes and closes: a file is not opened for an auditor that closes
             _make_room(auditor)
-            return add(auditor, **fields, msg=_printable(message, LONGEST) + more)
+        return add(auditor, **fields, msg=_printable(message, LONGEST) + more)
 
     return added
 

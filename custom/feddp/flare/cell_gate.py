@@ -22,6 +22,7 @@ from feddp.flare.logs import plain_records
 from feddp.flare.neighbours import Neighbours
 from feddp.flare.pods import restrict_pods
 from feddp.flare.streams import by_progress
+from feddp.flare.unnamed import bound_frames
 from feddp.flare.wire import holds_no_files, no_files
 
 
@@ -47,6 +48,7 @@ class Gate(FLComponent):
     def __init__(self) -> None:
         super().__init__()
         no_files()
+        bound_frames()
         by_progress()
         plain_lines()
         plain_records()

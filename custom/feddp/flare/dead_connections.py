@@ -126,6 +126,22 @@ def answers(connection: Connection, within: float) -> bool:
         return False
 
 
+def cut(connection: Connection) -> None:
+    """Ends a connection, which its own thread then closes.
+
+    A driver's `close` frees the socket's number at once: that thread, about to read, would read what comes to the next
+    connection that gets the number.
+    """
+    link = _socket_of(connection)
+    if link is None:
+        connection.close()
+        return
+    try:
+        link.shutdown(socket.SHUT_RDWR)
+    except OSError:  # its other end has closed it
+        return
+
+
 def _socket_of(connection: Connection) -> Any:
     """Returns the TCP socket of a connection, None if its driver has none or does not show it."""
     link = transport(connection, "socket")

@@ -26,7 +26,9 @@ from nvflare.fuel.utils.admin_name_utils import is_valid_admin_client_name
 from feddp.flare import cells
 from feddp.flare.arrival import Arrival, Refused, shown
 from feddp.flare.cells import SERVER
+from feddp.flare.dead_connections import cut
 from feddp.flare.second_machine import peer, require_first
+from feddp.flare.unnamed import Unnamed
 
 NONE = (None, "", "N/A")  # what FLARE's drivers give where they show no certificate
 REMEDY = "`internal` of local/comm_config.json is not what provisioning writes; `feddp kit check` has the remedy"
@@ -45,6 +47,7 @@ class Neighbours:
     def __init__(self, cell: CoreCell, refused: Note, turned_away: NoteConnection):
         self.cell, self.manager, self.resolver = cell, cell.communicator.conn_manager, cell.identity_resolver
         self._refused, self._turned_away = refused, turned_away
+        self._unnamed = Unnamed(self.manager, lambda connection, why: self._turn_away("", connection, why))
         self._name, self.manager.update_endpoint = self.manager.update_endpoint, self._named
         self._send, cell._send_to_endpoint = cell._send_to_endpoint, self._leaves
 
@@ -69,16 +72,20 @@ class Neighbours:
         Raises:
             CommError: the name is not given to the connection, which is closed; nothing else has changed.
         """
-        given = said.get(HandshakeKeys.ENDPOINT_NAME)
+        given = said.get(HandshakeKeys.ENDPOINT_NAME) if isinstance(said, dict) else None
         name = FQCN.normalize(given) if isinstance(given, str) else ""
         try:
             self._require_neighbour(name, connection)
             self._name(connection, said)
         except (Refused, CommError) as refused:  # FLARE refuses a console's name at the port for jobs
-            connection.conn.close()
-            person = get_param(connection.conn.get_conn_properties(), DriverParams.PEER_CN)
-            self._turned_away(self.cell, name, f"from {shown(peer(connection.conn))} {shown(person)}: {refused}")
+            cut(connection.conn)
+            self._turn_away(name, connection.conn, str(refused))
             raise CommError(CommError.CLOSED, f"{shown(name)} is refused from {peer(connection.conn)}: {refused}") from None
+        self._unnamed.named(connection.conn)
+
+    def _turn_away(self, name: str, connection: Connection, why: str) -> None:
+        person = get_param(connection.get_conn_properties(), DriverParams.PEER_CN)
+        self._turned_away(self.cell, name, f"from {shown(peer(connection))} {shown(person)}: {why}")
 
     def _require_neighbour(self, name: str, connection: SfmConnection) -> None:
         if connection.sfm_endpoint is not None and connection.sfm_endpoint.endpoint.name != name:

@@ -53,7 +53,7 @@ class Statement:
 
     Args:
         plan: the digest of the job's plan.
-        samples: the site's number of training images.
+        samples: the site's number of training images, at least 1.
         steps: how many steps (phases of rounds) of the run it has made.
     """
 
@@ -72,7 +72,9 @@ class Statement:
             made = cls(*words, content["samples"], content["steps"], Told.of(content["told"]))
         except (KeyError, TypeError):
             raise SealingError("a note of shared tensors is incomplete; the server or a site runs another version") from None
-        counts = all(type(number) is int and 0 <= number <= LARGEST for number in (made.samples, made.steps))
+        # a site without images takes no part: its number would be a reason for the others to refuse the round
+        bounds = (made.samples, 1), (made.steps, 0)
+        counts = all(type(number) is int and least <= number <= LARGEST for number, least in bounds)
         if content.keys() != asdict(made).keys() or not all(isinstance(word, str) for word in words) or not counts:
             raise SealingError("a note of shared tensors holds wrong values; the server or a site runs another version")
         return made

@@ -99,6 +99,15 @@ def test_a_server_cannot_sign_for_a_site(notes, office, identities):
     assert required(notes, {"B": signed(foreign, "B"), "C": signed(notes, "C")}, least=2) == ["B"]
 
 
+def test_a_site_that_states_no_images_is_left_out_by_name(notes):
+    """Its signature is good. A site counts the others' steps by their images, and refuses a round with a number below 1."""
+    given = {"B": signed(notes, "B", samples=0), "C": signed(notes, "C")}
+    assert required(notes, given, least=2) == ["B"]
+    assert notes["A"].samples == {"C": 10}
+    with pytest.raises(SealingError, match="site B: its note .* cannot be read"):
+        statement_in("B", given["B"].encode())
+
+
 def test_a_site_counts_once_and_only_if_it_is_of_the_run(notes, identities, office):
     with pytest.raises(SharedError, match="1 of the 2 sites"):
         required(notes, {"A": signed(notes, "A")}, least=2)
