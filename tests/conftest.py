@@ -4,14 +4,17 @@ import gc
 import os
 import shutil
 from dataclasses import fields
+from functools import cache, lru_cache
 from pathlib import Path
 
 import pytest
 import torch
+import typer.main
 from nvflare.apis.utils.decomposers import flare_decomposers
 from nvflare.fuel.sec.audit import AuditService
 from torch import nn
 
+from feddp import networks
 from feddp.data.folder import SiteFolder
 from feddp.data.synthesize import synthesize
 from feddp.networks import NETWORKS
@@ -75,6 +78,12 @@ def _apart(tmp_path_factory):
         torch.set_num_threads(1)
         flare_decomposers.register()
         patch.setattr("feddp.stages.site.load", load)
+        # tests build the same few networks by turns, more than the two that a process of a run keeps
+        patch.setattr(networks, "_template", lru_cache(maxsize=24)(networks._template.__wrapped__))
+        # a command's parser is made once, not at each of its calls: of all commands, a twentieth of a second
+        parser = cache(typer.main.get_command)
+        for caller in ("typer.main.get_command", "typer.testing._get_command"):
+            patch.setattr(caller, parser)
         yield
 
 

@@ -15,28 +15,30 @@ fi
 source "$(dirname "${BASH_SOURCE[0]}")/../poc/environment.sh"
 ruff check .
 ruff format --check .
-lint-imports
+types() {
+    lint-imports && mypy
+}
 if [ "${1:-}" = --quick ]; then
     shift
-    mypy
+    types
     exec python -m pytest -n 2 --dist loadfile tests/unit "$@"
 fi
-# one core would wait for the other while types are checked
-types=$(mktemp)
-trap 'wait; rm "$types"' EXIT
+# one core would wait for the other while imports and types are checked
+said=$(mktemp)
+trap 'wait; rm "$said"' EXIT
 trap 'exit 130' INT # pytest ends orderly then, which would be taken for its end
-mypy > "$types" 2>&1 &
-mypy=$!
-# one process compiles the tests and what they import at once, for the four below, which say what is wrong with them
+types > "$said" 2>&1 &
+types=$!
+# one process compiles the tests and what they import at once, for the five below, which say what is wrong with them
 python -m pytest --collect-only -qq "$@" > /dev/null 2>&1 || :
 wait "$browser"
 # networks this small gain nothing from threads, which wait for one another where several files run on two cores
 export OMP_NUM_THREADS=1
-# four files at a time on two cores, in the order of tests/support/order.py: some compute while federations wait
+# five files at a time on two cores, in the order of tests/support/order.py: some compute while federations wait
 failed=0
-python -m pytest -n 4 --dist loadfile --no-loadscope-reorder "$@" || failed=$?
-wait "$mypy" || {
-    cat "$types"
+python -m pytest -n 5 --dist loadfile --no-loadscope-reorder "$@" || failed=$?
+wait "$types" || {
+    cat "$said"
     [ "$failed" != 0 ] || failed=1
 }
 exit "$failed"

@@ -194,7 +194,7 @@ def test_only_what_needs_an_engine_is_not_run():
     assert skipped == {"docs/how-to/containers.md"}
 
 
-@pytest.mark.parametrize(("failing", "code"), [("", 0), ("mypy", 1), ("pytest", 5), ("ruff", 3)])
+@pytest.mark.parametrize(("failing", "code"), [("", 0), ("mypy", 1), ("lint-imports", 1), ("pytest", 5), ("ruff", 3)])
 def test_tests_run_sh_gives_its_arguments_to_pytest_and_fails_with_any_of_its_tools(failing, code, tmp_path):
     """`tests/run.sh`, with tools that write down how they were called; one of them finds something."""
     for name in ("tests/run.sh", "poc/environment.sh"):
@@ -216,4 +216,4 @@ def test_tests_run_sh_gives_its_arguments_to_pytest_and_fails_with_any_of_its_to
     tests = [line for line in called if "-m pytest" in line and "collect-only" not in line]
     assert len(tests) == (failing != "ruff"), "what a linter finds ends the run"
     assert all(line.endswith("tests/test_x.py") for line in tests)
-    assert ("mypy " in called) == (failing != "ruff")
+    assert ("mypy " in called) == (failing not in ("ruff", "lint-imports"))
