@@ -17,7 +17,7 @@ move by as many standard deviations.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import mean, median
+from statistics import mean, median_low
 
 import torch
 from torch import Tensor
@@ -30,8 +30,9 @@ from feddp.plan.resolve import build_method
 from feddp.plan.schema import Plan
 from feddp.stages.tensors import Expected
 
-# a site's number of images counts as at most so many times the sites' median: one false number would end all bounds. An honest
-# round, which moves a third of the bound, still fits at a site with a hundred times the others' images
+# a site's number of images counts as at most so many times the sites' median, and at a site as so many times its own: one false
+# number would end all bounds, and two of three or four are a median. An honest round of many steps, a third of the bound, still
+# fits at a site with a hundred times the others' images
 SIZES = 34
 # of rounding: twice float16's, on the way to the server and back; float32's sums; and other processors' draws of γ⁰
 _HALF, _SINGLE, _DRAWN, _LEAST = 2**-10, 2**-20, 2**-13, 2**-20
@@ -111,17 +112,23 @@ def _plain(value: Tensor) -> Tensor:
 
 
 def steps_at(plan: Plan, site: str, samples: Mapping[str, float]) -> int:
-    """Returns the steps of an epoch at a site, by its number of training images, within SIZES times the sites' median."""
-    believed = min(samples[site], SIZES * median(samples.values()))
+    """Returns the steps of an epoch at a site, by its number of training images, within SIZES times the sites' median.
+
+    Of an even number of sites the lower of the two in the middle counts: their mean would follow one liar of two.
+    """
+    believed = min(samples[site], SIZES * median_low(samples.values()))
     return steps_in_an_epoch(int(believed), plan.training.batch)
 
 
-def steps_of(plan: Plan, samples: Mapping[str, float]) -> float:
+def steps_of(plan: Plan, samples: Mapping[str, float], own: float = math.inf) -> float:
     """Returns the steps of an epoch that bound the combination of the sites' contributions, whoever of them takes part.
+
+    At a site, `own` is its own number of images, the only one that it knows: no site counts as more than SIZES times it.
 
     Where all sites weigh the same, the mean is furthest if `min_sites` sites with most images are its only ones. Any other
     combination is no further than the furthest contribution.
     """
-    most = sorted((steps_at(plan, site, samples) for site in samples), reverse=True)
+    believed = {site: min(count, SIZES * own) for site, count in samples.items()}
+    most = sorted((steps_at(plan, site, believed) for site in samples), reverse=True)
     few = plan.federation.min_sites if plan.federation.aggregation == UNIFORM else 1
     return mean(most[:few])

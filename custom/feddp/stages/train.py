@@ -208,7 +208,7 @@ def _steps(host: Host, message: Message) -> float:
         raise PolicyError(f"site {host.name}: it was sent no table of the sites' numbers of images")
     for site, count in samples.items():
         require(host.name, f"samples of {short(str(site))}", count, 1, protocol.LARGEST)
-    return steps_of(host.plan, samples)
+    return steps_of(host.plan, samples, host.samples)
 
 
 def train(

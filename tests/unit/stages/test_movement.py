@@ -142,6 +142,20 @@ def test_no_number_of_images_ends_the_bound(plan_for, toy):
     assert steps_of(plan, samples) == 24
 
 
+def test_half_of_the_sites_cannot_end_the_bound(plan_for, toy):
+    """Of two or four sites the lower number in the middle, 8, is an honest one, as long as no more than half of them lie."""
+    plan = plan_for(method="fedavg", network=toy, batch=4, min_sites=2)
+    for samples in ({"A": 8, "B": 2**53}, {"A": 8, "B": 8, "C": 2**53, "D": 2**53}):
+        assert max(steps_at(plan, site, samples) for site in samples) == 68
+
+
+def test_at_a_site_no_other_one_counts_as_more_than_its_own_images_allow(plan_for, toy):
+    """Of three sites two are the median. The honest one of 8 images still allows the two no more than 34 · 8 of them."""
+    plan, samples = plan_for(method="fedavg", network=toy, batch=4, min_sites=3), {"A": 8, "B": 2**53, "C": 2**53}
+    assert steps_of(plan, samples) > 2**50, "the control"
+    assert steps_of(plan, samples, own=8) == (2 + 68 + 68) / 3
+
+
 # at a site
 
 
@@ -224,6 +238,13 @@ def test_a_plan_may_allow_more(open_site, toy):
     host = At(open_site(method="fedavg", network=toy, rounds=4, movement=1000))
     host.asked(TRAIN, first(host), 0)
     host.asked(TRAIN, lens(first(host)), 1)
+
+
+def test_two_members_of_three_cannot_make_a_site_take_a_trap(host):
+    sent, stated = host.asked(TRAIN, first(host), 0).tensors, {host.name: host.samples, "B": 2**53, "C": 2**53}
+    assert steps_of(host.plan, stated) > 2**50, "the control: by the table alone the trap is near"
+    with pytest.raises(SharedError, match="1 after those that it knows: q.weight moved by"):
+        answer(TRAIN, Message(lens(sent), {"round": 1, "phase": 0, "samples": stated}), host)
 
 
 @pytest.mark.parametrize("samples", [{}, [], 7, {"A": 0}, {"A": 1.5}, {"A": True}, {"A": 2**54}])
