@@ -5,7 +5,7 @@ phases. Then every site keeps v̂_k = γ ∪ ρ_k of the last or the best round;
 shared and the method says so (Local Train), the best round is each site's own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -49,9 +49,10 @@ def serve(server: Server) -> None:
         if t > first:  # before it, all that are there have just been asked
             ready.meet(server)
         watch, slowest, absent, scored = Stopwatch(), 0.0, set[str](), dict[str, Message]()
+        signed: Collection[str] | None = None  # the sites that have signed their notes in this round so far
         for phase in range(plan.phases):
             with Spool(memory.kept) as spool:
-                answers = _ask_to_train(server, shared, t, phase, spool)
+                answers, signed = _ask_to_train(server, shared, t, phase, spool, signed)
                 if t > 0 and phase == 0:
                     scored = answers
                     empty.warn(server, answers)
@@ -98,7 +99,9 @@ def note(server: Server, round: int, answers: Mapping[str, Message]) -> None:
         memory.keep_best()
 
 
-def _ask_to_train(server: Server, shared: Tensors, t: int, phase: int, spool: Spool) -> dict[str, Message]:
+def _ask_to_train(
+    server: Server, shared: Tensors, t: int, phase: int, spool: Spool, signed: Collection[str] | None
+) -> tuple[dict[str, Message], Collection[str] | None]:
     stated = server.memory.samples  # none if no site was asked, as by tests of this stage alone
 
     def check(site: str, answer: Message) -> None:
@@ -117,10 +120,11 @@ def _ask_to_train(server: Server, shared: Tensors, t: int, phase: int, spool: Sp
     best = server.memory.best_round
     scalars = {"round": t, "phase": phase, **_stated(server)} | ({} if best is None else {"keep": best})
     metadata: dict[str, Any] = {"round": t + 1, "phase": phase}
-    scalars |= agreed(server, protocol.TRAIN, shared, metadata, t, phase)
+    more, signed = agreed(server, protocol.TRAIN, shared, metadata, t, phase, signed)
+    message = Message(shared, scalars | more)
     scored = ("dice", "iou", protocol.EVALUATING) if t and not phase else ()
     numbers = ("loss", "samples", "seconds", protocol.LOADING, protocol.STORING, *scored)
-    return server.ask(protocol.TRAIN, Message(shared, scalars), numbers, check, spool, **metadata)
+    return server.ask(protocol.TRAIN, message, numbers, check, spool, among=signed, **metadata), signed
 
 
 def _ask_to_score(server: Server, task: str, shared: Tensors, round: int) -> dict[str, Message]:
@@ -128,8 +132,9 @@ def _ask_to_score(server: Server, task: str, shared: Tensors, round: int) -> dic
         _check_round(site, answer, round)
 
     metadata: dict[str, Any] = {"round": round}
-    scalars = metadata | _stated(server) | agreed(server, task, shared, metadata, round)
-    return server.ask(task, Message(shared, scalars), ("dice", "iou"), check, **metadata)
+    more, signed = agreed(server, task, shared, metadata, round)
+    message = Message(shared, metadata | _stated(server) | more)
+    return server.ask(task, message, ("dice", "iou"), check, among=signed, **metadata)
 
 
 def _stated(server: Server) -> dict[str, Any]:
