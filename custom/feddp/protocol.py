@@ -36,6 +36,8 @@ ROUNDED = "rounded"  # in results: whether the sites' guards rounded the numbers
 MASKS_EMPTY, MASKS_FULL, MARKS_NOTHING, MARKS_ALL = FLAGS = ("masks_empty", "masks_full", "marks_nothing", "marks_all")
 TESTS_EMPTY, TESTS_FULL = TEST_FLAGS = ("tests_empty", "tests_full")
 
+TOO_FEW = "too_few"  # beside "consent": the site's policy gives no mean of so few patients
+
 READY = "ready"
 INITIAL = "initial"
 INTRODUCE_SPECTRA, COLLECT_SPECTRA, TAKE_SPECTRA = "introduce_spectra", "collect_spectra", "take_spectra"
@@ -139,7 +141,7 @@ VERSION = Number(most=9_999)
 METRIC = Number(decimals=3, over=Over.SELECTION, most=1)
 LOSS = Number(digits=3, over=Over.TRAIN, least=-LARGEST)
 SCALARS: Mapping[str, Number | Table | Versions] = {
-    **dict.fromkeys(("consent", "scoring"), FLAG),
+    **dict.fromkeys(("consent", "scoring", TOO_FEW), FLAG),
     "versions": Versions(),
     **dict.fromkeys(("round", "phase", "epoch", "samples", "images"), COUNT),
     **dict.fromkeys(("seconds", LOADING, STORING), Number(decimals=1)),
@@ -196,7 +198,7 @@ _CONSENT = ("consent",)
 TASKS: Mapping[str, TaskSpec] = _table(
     TaskSpec(READY, READY_STAGE, Kind.READY, scalars=("versions", "scoring", "samples")),
     TaskSpec(INTRODUCE_SPECTRA, SPECTRA_STAGE, Kind.HANDSHAKE, SPECTRA, scalars=_CONSENT),
-    TaskSpec(COLLECT_SPECTRA, SPECTRA_STAGE, Kind.COLLECTION, SPECTRA, Sent.AMPLITUDES, _CONSENT),
+    TaskSpec(COLLECT_SPECTRA, SPECTRA_STAGE, Kind.COLLECTION, SPECTRA, Sent.AMPLITUDES, (*_CONSENT, TOO_FEW)),
     TaskSpec(TAKE_SPECTRA, SPECTRA_STAGE, Kind.DELIVERY, SPECTRA, scalars=_CONSENT, delivers=COLLECT_SPECTRA),
     TaskSpec(INITIAL, TRAIN_STAGE, Kind.START),
     TaskSpec(AGREE, TRAIN_STAGE, Kind.AGREEMENT),

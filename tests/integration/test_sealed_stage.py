@@ -17,6 +17,7 @@ from feddp.adaptation.request import AdaptationRequest
 from feddp.errors import FedDPError
 from feddp.files import WEIGHTS
 from feddp.flare import messages
+from feddp.networks import NETWORKS
 from feddp.networks.weights import fingerprint, save_network
 from feddp.partition import QUERY
 from feddp.plan.resolve import build_network
@@ -36,6 +37,7 @@ from feddp.training.store import by_site, together
 from support.certificates import SERVER, Office, kit_of
 from support.server import Run
 from support.site import FlareSite
+from support.small import Small
 
 NAMES = ("A", "B", "C")
 EVERYTHING = ("calibration", "spectra", "outside")
@@ -107,7 +109,7 @@ def federated(tmp_path):
 
         def answer(site, task, tensors, scalars):
             reply = change(site, task, made[site].answer(task, tensors, **scalars))
-            if reply.get_return_code(ReturnCode.OK) == ReturnCode.OK:
+            if reply and reply.get_return_code(ReturnCode.OK) == ReturnCode.OK:
                 seen.append((site, task, dict(messages.unpack(reply)[0])))
             return reply
 
@@ -291,6 +293,32 @@ def test_a_site_signs_for_the_steps_of_its_plan_alone(asked, hospitals, plan):
     told = {"brought_by": protocol.TRAIN, "round": 0, "phase": 0, "shared": "0" * 64, "sites": list(NAMES)}
     assert made["A"].answer(protocol.AGREE, **told).get_return_code() == ReturnCode.OK
     assert made["A"].answer(protocol.AGREE, **told | asked).get_return_code() != ReturnCode.OK
+
+
+@pytest.mark.parametrize(("method", "phases"), [("fedavg", 1), ("pflfe", 2)])
+def test_a_site_that_does_not_sign_is_waited_for_once_a_round(method, phases, hospitals, federated, plan_for, monkeypatch):
+    """C lives, and does not answer the first round's question for a note. The others train without waiting for it, in each
+    phase; in the second round it is asked again."""
+    monkeypatch.setitem(NETWORKS, "small", Small)  # pFLFE asks for an encoder
+    plan = plan_for(method=method, network="small", sites=NAMES, rounds=2, min_sites=2, start="last")
+    made = hospitals(plan, fresh=True)
+    told = []
+
+    def silent(site, task, reply):
+        told.append((site, task))
+        return None if site == "C" and task == "agree" and told.count((site, task)) == 1 else reply
+
+    run, _ = federated(made, plan, "train", change=silent)
+    assert run.panics == []
+    asked = [(task, targets) for task, targets, _ in run.sent if task in ("agree", "train")]
+    every, signed = list(NAMES), list(NAMES[:2])
+    first = [("agree", every), ("train", signed)] + [("agree", signed), ("train", signed)] * (phases - 1)
+    assert asked[: 2 * phases] == first
+    assert all(targets == every for _, targets in asked[2 * phases :])
+    assert [(event["site"], event["reason"]) for event in run.progress("refused")] == [
+        ("C", "site C: no answer to agree, so it is not asked for train either")
+    ]
+    assert run.memory.missed == {"C": 1}
 
 
 class Anything:

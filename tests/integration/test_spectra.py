@@ -341,10 +341,10 @@ def test_a_consenting_site_sends_the_windows_and_no_pixel(asked):
         assert windows(sample["image"][None]).numpy().tobytes()[:8] not in sent
 
 
-def test_a_site_with_too_few_patients_answers_as_one_that_does_not_consent_and_says_so_at_home(asked, caplog):
+def test_a_site_with_too_few_patients_gives_nothing_and_says_why(asked, caplog):
     answer, site = asked("collect_spectra", {}, "spectra", least=5)
     tensors, scalars = messages.unpack(answer)
-    assert (tensors, scalars) == ({}, {"consent": False})
+    assert (tensors, scalars) == ({}, {"consent": False, "too_few": True})
     lines = (site.store.folder / "record.jsonl").read_text().splitlines()
     (event,) = [event for event in map(json.loads, lines) if event["event"] == "withheld"]
     assert event["message"] == "there are too few patients for a mean spectrum over min_images=5 of them"
@@ -390,16 +390,16 @@ def test_the_guard_lets_amplitudes_pass_with_consent_and_nothing_larger(plan_for
 # --- the server ---------------------------------------------------------------------------------------------------------------
 
 
-def giving(consent, received, spoiled=()):
+def giving(consent, received, spoiled=(), few=()):
     """Sites of which those in `consent` give as many amplitudes as their place says, filled with it; the spoiled ones' are
-    too large."""
+    too large. The `few` have too few patients."""
 
     def answer(site, task, tensors, scalars):
         if task == "collect_spectra":
             number = SITES.index(site) + 1
             side = 32 if site in spoiled else 3
             given = {"amplitude": torch.full((number, 3, side, side), float(number))} if site in consent else {}
-            return messages.pack(given, consent=site in consent)
+            return messages.pack(given, consent=site in consent, **({"too_few": True} if site in few else {}))
         if task == "take_spectra":
             received[site] = {name: (len(value), value.unique().tolist()) for name, value in tensors.items()}
             return messages.pack(consent=site in consent)
@@ -408,18 +408,22 @@ def giving(consent, received, spoiled=()):
     return answer
 
 
-def test_amplitudes_go_once_to_consenting_sites_and_to_no_other(tmp_path, plan_for):
-    """A gives one, C three; B does not consent, gives nothing and receives nothing, and the results say so."""
+@pytest.mark.parametrize(
+    ("few", "why"), [("", "does not consent"), ("B", "has too few patients for a mean that may leave by its policy")]
+)
+def test_amplitudes_go_once_to_consenting_sites_and_to_no_other(tmp_path, plan_for, few, why):
+    """A gives one, C three; B does not consent or cannot, gives nothing and receives nothing, and the results say why."""
     received = {}
-    run = Run(tmp_path, plan_for(method="feddg"), SITES, giving("AC", received)).run("spectra", "evaluate")
+    run = Run(tmp_path, plan_for(method="feddg"), SITES, giving("AC", received, few=few)).run("spectra", "evaluate")
     assert run.panics == []
     assert [task for task, _, _ in run.sent] == ["collect_spectra", *["take_spectra"] * 3, "evaluate"]
     assert received == {"A": {"C/amplitude": (3, [3.0])}, "B": {}, "C": {"A/amplitude": (1, [1.0])}}
     results = json.loads((tmp_path / "results.json").read_text())
     assert {site: part["spectra"]["peers"] for site, part in results["sites"].items()} == {"A": 1, "B": 0, "C": 1}
     assert not any("calibration" in part for part in results["sites"].values())
-    assert results["without"] == {"spectra": {"B": "does not consent"}}
+    assert results["without"] == {"spectra": {"B": why}}
     text = write_markdown(results)
+    assert f"B took no part in the exchange for spectra: it {why}." in text
     assert "A: trained with the spectra of 1 peers." in text
     assert "B: trained without others' spectra, as in FedAvg." in text
 

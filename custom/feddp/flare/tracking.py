@@ -38,7 +38,7 @@ from feddp.errors import InputError
 from feddp.files import ARTIFACTS, Event
 from feddp.limits import JSON_BYTES
 from feddp.reading import read_json
-from feddp.stages.train import compared
+from feddp.stages.selection import Scored, add
 from feddp.tracking import VARIABLE, Tracker, Tracking
 from feddp.tracking.curves import MEAN, SCORES, Scalar
 
@@ -101,13 +101,14 @@ class Artifacts:
     """Writes metrics_summary.json and round_metrics.jsonl with FLARE's MetricsArtifactWriter.
 
     The record of a round follows at the end of the next one, which brings its validation scores. The best round is the
-    server's (`feddp.stages.train.Best`).
+    server's (`feddp.stages.selection`).
     """
 
     def __init__(self, context: FLContext):
         self._context, self._writer = context, MetricsArtifactWriter(results_dir=ARTIFACTS)
         self._open: dict[int, list[Scalar]] = {}
-        self._best: dict[str, float] = {}  # each site's IoU that counts for the best round
+        self._scored: Scored = {}
+        self._best: int | None = None
 
     def write(self, scalars: Sequence[Scalar]) -> None:
         for scalar in scalars:
@@ -141,9 +142,8 @@ class Artifacts:
         model = FLModel(metrics=means, current_round=round, meta={AppConstants.METRICS_AGGREGATION_INFO: info})
         self._event(AppEventType.AFTER_AGGREGATION, AppConstants.AGGREGATION_RESULT, model)
         ious = {site: metrics[KEY["name"]] for site, metrics in sites.items() if KEY["name"] in metrics}
-        first = bool(ious) and not self._best
-        higher, self._best = compared(ious, self._best)
-        if first or higher:
+        former, self._best = self._best, add(self._scored, self._best, round, ious)
+        if self._best != former:
             best = {"best_round": round, "best_aggregated_metrics": means, "key_metric": KEY, "source": "feddp"}
             self._event(AppEventType.GLOBAL_BEST_MODEL_AVAILABLE, AppConstants.METRICS_SELECTION_INFO, best)
 

@@ -46,7 +46,7 @@ from feddp.training.settings import (
 LARGEST = {"channels": CHANNELS, "size": SIZE, "rounds": 100_000, "seed": 2**63 - 1, "behaviour": 1_000}
 # is raised by a change after which an equal plan trains on other images or gives other results: a hospital then approves anew,
 # and no run is continued that began before it. A change of one method raises its `changed`, which is added
-BEHAVIOUR = 3
+BEHAVIOUR = 4
 LONGEST = {"classes": CLASSES, "stages": len(STAGES), "sites": COUNT}
 
 

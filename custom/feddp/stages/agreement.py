@@ -4,7 +4,7 @@ Without certificates, in FLARE's simulator or one process, there is nobody to si
 nothing is shared.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -20,24 +20,33 @@ from feddp.stages.server import Server
 
 
 def agreed(
-    server: Server, task: str, shared: Tensors, metadata: Mapping[str, Any], round: int, phase: int = 0
-) -> dict[str, Any]:
-    """Asks every site for its note of the tensors that `task` will bring.
+    server: Server,
+    task: str,
+    shared: Tensors,
+    metadata: Mapping[str, Any],
+    round: int,
+    phase: int = 0,
+    among: Collection[str] | None = None,
+) -> tuple[dict[str, Any], Collection[str] | None]:
+    """Asks the sites for their notes of the tensors that `task` will bring.
 
     Args:
         metadata: entries of the task's progress lines.
+        among: asks these sites at most; default: all.
 
     Returns:
-        What the task's message must hold for the sites to accept its tensors.
+        What the task's message must hold for the sites to accept its tensors; and which sites have signed: the task is for
+        them alone, and a site that does not answer is waited for once. Where nobody signs, `among`.
 
     Raises:
         ContributionError: fewer than `min_sites` signed what they were told.
     """
     if not server.sealed or not shared:
-        return {}
+        return {}, among
     if server.plan.federation.half:  # the sites see what comes out of the wire
         shared = halved(shared)
-    told, plan = Told(task, round, phase, fingerprint(shared), tuple(server.sites())), server.plan.digest()
+    asked = tuple(site for site in server.sites() if among is None or site in among)
+    told, plan = Told(task, round, phase, fingerprint(shared), asked), server.plan.digest()
 
     def check(site: str, answer: Message) -> None:
         found = statement_in(site, as_bytes(site, NOTE, answer.tensors, LIMIT))
@@ -45,6 +54,6 @@ def agreed(
         if found != Statement(site, server.job, plan, samples, found.steps, told):
             raise ContributionError(f"site {site}: its note states something else than it was told, or than it stated before")
 
-    answers = server.ask(protocol.AGREE, Message(scalars=asdict(told)), (), check, brought_by=task, **metadata)
+    answers = server.ask(protocol.AGREE, Message(scalars=asdict(told)), (), check, among=among, brought_by=task, **metadata)
     notes = {site: as_bytes(site, NOTE, answer.tensors).decode() for site, answer in answers.items()}
-    return {"sites": list(told.sites), "notes": notes}
+    return {"sites": list(told.sites), "notes": notes}, notes.keys()

@@ -17,7 +17,7 @@ from feddp.stages.message import Message
 from feddp.stages.server import Server
 from feddp.training.store import together
 
-NO_CONSENT = "does not consent"
+NO_CONSENT, FEW = "does not consent", "has too few patients for a mean that may leave by its policy"
 
 
 def prepare(server: Server, task: str) -> None:
@@ -54,8 +54,8 @@ def collect(server: Server, task: str, sites: Sequence[str] | None = None, **met
     message = Message(server.memory.handshakes.get(consent, {}), metadata)
     data = message if sites is None else dict.fromkeys(sites, message)
     answers = server.ask(task, data, ("consent",), **metadata)
-    for site in (site for site, answer in answers.items() if not answer.scalars["consent"]):
-        server.memory.without.setdefault(consent, {})[site] = NO_CONSENT
+    for site, scalars in ((site, answer.scalars) for site, answer in answers.items() if not answer.scalars["consent"]):
+        server.memory.without.setdefault(consent, {})[site] = FEW if scalars.get(protocol.TOO_FEW) else NO_CONSENT
     return answers
 
 

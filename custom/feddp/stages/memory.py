@@ -31,17 +31,17 @@ from feddp.networks.weights import save_network
 from feddp.partition import Tensors
 from feddp.plan.resolve import initial_tensors
 from feddp.plan.schema import Plan
-from feddp.protocol import Sent, rounded
+from feddp.protocol import Sent
 from feddp.stages.accounting import accounted
 from feddp.stages.events import OF_SITES
-from feddp.stages.scored import IOU, curves
+from feddp.stages.selection import Scored, packed, unpacked
 from feddp.stages.tensors import Expected
 from feddp.training.claim import claim
 from feddp.training.store import read_kept
 
 LATEST, PREVIOUS, BEST = "shared_latest", "shared_previous", "shared_best"
 _NUMBERS = ("start_round", "best_round", "epoch")
-_LISTS = ("best_ious", "peers", "styles", "done", "missed", "empty", "without", "samples")
+_LISTS = ("peers", "styles", "done", "missed", "empty", "without", "samples")
 
 
 class ServerMemory:
@@ -67,7 +67,7 @@ class ServerMemory:
         self.epoch = 0  # completed epochs of an exchange of heads
         self.start_round: int | None = None  # the round from which the stages after stage 1 start
         self.best_round: int | None = None
-        self.best_ious: dict[str, float] = {}  # {site: validation IoU} of the best round (`train.Best`)
+        self.scored: Scored = {}  # the sites' validation IoU in the rounds, by which the best one is selected
         self._written_best: int | None = None  # the best round in the state on the disk
         self.done: list[str] = []  # completed stages
         self.handshakes: dict[str, Tensors] = {}  # {consent word: handshakes of the consenting sites, named `<site>/<name>`}
@@ -109,14 +109,12 @@ class ServerMemory:
         self.round, state = int(metadata["round"]), json.loads(metadata["state"])
         for name in (*_NUMBERS, *_LISTS):
             setattr(self, name, state.get(name, getattr(self, name)))  # a run of an earlier version lacks some
+        self.scored = unpacked(state["scored"])
         extended = TRAIN in self.done and self.round < self.plan.rounds
         if extended:
             self.without = {}  # the sites are asked again
         if extended or TRAIN not in self.done:
             self.done, self.epoch, self.start_round, self.peers = [], 0, None, {}
-        if self.best_round is not None and not self.best_ious:  # an earlier version kept their mean alone
-            scored = curves(self.events()).items()
-            self.best_ious = {site: rounded(IOU, iou[self.best_round]) for site, iou in scored if self.best_round in iou}
         self._written_best = self.best_round
         self._show(LATEST, LATEST)
         self._restore_best()
@@ -133,7 +131,7 @@ class ServerMemory:
                 self._show(self.best, BEST)
                 return
         self.progress("damaged", message=f"the shared tensors of round {self.best_round}, the best so far, are lost")
-        self.best_round, self.best_ious = None, {}
+        self.best_round, self.scored = None, {}
 
     def brought(self) -> Tensors | None:
         """Returns the initial tensors that the job carries, or None.
@@ -175,7 +173,7 @@ class ServerMemory:
             self._write(self.load(LATEST)[0])
 
     def _write(self, shared: Mapping[str, Tensor]) -> None:
-        state = {name: getattr(self, name) for name in (*_NUMBERS, *_LISTS)}
+        state = {name: getattr(self, name) for name in (*_NUMBERS, *_LISTS)} | {"scored": packed(self.scored)}
         if self._file(LATEST).exists():
             _place(self._file(LATEST), self._file(PREVIOUS))
         save_network(self._file(LATEST), dict(shared), {"round": str(self.round), "state": json.dumps(state)})

@@ -99,6 +99,7 @@ class Server(ABC):
         check: Check = lambda site, answer: None,
         spool: Spool | None = None,
         least: int | None = None,
+        among: Collection[str] | None = None,
         **metadata: Any,
     ) -> dict[str, Message]:
         """Sends a task to every site, or to each site its own, and waits for the answers.
@@ -111,6 +112,7 @@ class Server(ABC):
             numbers: the finite scalars that an answer must hold; a site may withhold a mean by its policy.
             check: raises ContributionError for an answer that must be refused.
             spool: takes the tensors of every accepted answer when it comes, so that they do not stay in memory.
+            among: asks these sites at most; default: all.
             least: how many accepted answers are needed; default: the plan's `min_sites`.
             metadata: further entries of this task's progress lines.
 
@@ -124,7 +126,8 @@ class Server(ABC):
         """
         half = task in protocol.with_shared() and self.plan.federation.half
         here = self.present() if task == protocol.READY else self.sites()
-        sites = [site for site in here if isinstance(data, Message) or site in data]
+        wanted = here if among is None else among
+        sites = [site for site in here if site in wanted and (isinstance(data, Message) or site in data)]
         known = protocol.numbers_of(task, sorted(self.joined()), self.plan.classes)
         accepted: dict[str, Message] = {}
         refused: dict[str, str] = {}
@@ -153,7 +156,8 @@ class Server(ABC):
         sent = {site: nbytes((data if isinstance(data, Message) else data[site]).tensors, half) for site in sites}
         self.progress("ask", task=task, sites=sites, **metadata, bytes=sent)
         for site, why in self.send(task, sites, data, received).items():
-            refuse(site, f"site {site}: no answer to {task}{why.known and f'; {why.known}'}", late=True)
+            rest = f", so it is not asked for {metadata['brought_by']} either" if task == protocol.AGREE else ""
+            refuse(site, f"site {site}: no answer to {task}{rest}{why.known and f'; {why.known}'}", late=True)
             if why.vanished:
                 self.memory.lost[site] = f"site {site} was lost at {task}"
         for site, reason in self._outliers(task, data, accepted).items():

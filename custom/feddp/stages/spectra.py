@@ -40,7 +40,7 @@ def answer(task: str, message: Message, host: Host) -> Message:
         found = given(site, host.min_images)
         if not found:
             host.withheld(task, f"there are too few patients for a mean spectrum over min_images={host.min_images} of them")
-            return Message(scalars={"consent": False})
+            return Message(scalars={"consent": False, protocol.TOO_FEW: True})
         return Message(found)
     keep(site, by_site(message.tensors), partial(host.left_out, task))
     return Message()

@@ -11,7 +11,7 @@ from feddp import protocol
 from feddp.files import Event
 from feddp.methods.base import CALIBRATE, HEADS, TRAIN, TUNE
 from feddp.plan.schema import Plan
-from feddp.protocol import ADAPT_STAGE, Kind
+from feddp.protocol import ADAPT_STAGE, AGREE, Kind
 from feddp.reading import lasting, transferred
 from feddp.stages.events import BACK
 
@@ -106,13 +106,14 @@ class Standing:
         spec = protocol.spec_of(task)
         if spec.stage != self.stage or (spec.kind is Kind.ROUND and not self.began):
             self.stage, self.began, self.epochs = spec.stage, time, []
+        unsigned = [name for name, site in self.sites.items() if site.state in (LATE, REFUSED)] if self.task == AGREE else []
         self.task, self.of = task, next((f"{name} {event[name]}" for name in ("epoch", "round") if name in event), "")
         self.asked = time
         if "epoch" in event and spec.kind is Kind.COLLECTION:
             self.epoch, self.epochs = event["epoch"], [*self.epochs, time]
         for name in asked:
             self._site(name, WORKS, time).received += event.get("bytes", {}).get(name, 0)
-        for name in self.sites.keys() - set(asked):
+        for name in self.sites.keys() - {*asked, *unsigned}:
             # of an adaptation, sites are asked in turn; elsewhere all are that are not lost
             self.sites[name].state = WAITS if spec.stage == ADAPT_STAGE else LOST
 

@@ -5,9 +5,8 @@ phases. Then every site keeps v̂_k = γ ∪ ρ_k of the last or the best round;
 shared and the method says so (Local Train), the best round is each site's own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from statistics import median
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from feddp.methods.base import STAGES, TRAIN
 from feddp.partition import Tensors
 from feddp.plan.resolve import build_method
 from feddp.reading import short
-from feddp.stages import empty, initial, ready
+from feddp.stages import empty, initial, ready, selection
 from feddp.stages.agreement import agreed
 from feddp.stages.host import Host
 from feddp.stages.message import Message
@@ -34,7 +33,6 @@ from feddp.stages.stopwatch import Stopwatch
 from feddp.training.store import State
 
 START = STAGES[TRAIN]
-DIGITS = 6  # scores have three decimals, so differences of floats that are smaller are none
 BEST_ROUND, BEST_IOU = "best/round", "best/iou"  # entries of a site's memory: its own best round
 
 # --- at the server -------------------------------------------------------------------------------------------------------
@@ -44,16 +42,17 @@ def serve(server: Server) -> None:
     """Runs all rounds, then lets every site adopt the round from which the later stages start."""
     initial.hand_over(server)
     plan, memory = server.plan, server.memory
-    shared, best = memory.latest(), Best(server)
+    shared = memory.latest()
     method = build_method(plan)
     first = memory.round
     for t in range(first, plan.rounds):
         if t > first:  # before it, all that are there have just been asked
             ready.meet(server)
         watch, slowest, absent, scored = Stopwatch(), 0.0, set[str](), dict[str, Message]()
+        signed: Collection[str] | None = None  # the sites that have signed their notes in this round so far
         for phase in range(plan.phases):
             with Spool(memory.kept) as spool:
-                answers = _ask_to_train(server, shared, t, phase, spool)
+                answers, signed = _ask_to_train(server, shared, t, phase, spool, signed)
                 if t > 0 and phase == 0:
                     scored = answers
                     empty.warn(server, answers)
@@ -66,7 +65,7 @@ def serve(server: Server) -> None:
             slowest += max(answer.scalars["seconds"] for answer in answers.values())
             absent |= set(server.joined()) - answers.keys()
         if scored:  # after the last phase: in all of them the sites keep the state of the best round that the last save names
-            best.note(t, scored)
+            note(server, t, scored)
         memory.note_missed(absent)
         with watch.part("saving"):
             server.save(shared, t + 1)
@@ -75,63 +74,34 @@ def serve(server: Server) -> None:
         server.progress("round", round=t + 1, of=plan.rounds, **parts)
     start = plan.rounds
     if plan.start == "last" or (plan.best_per_site and memory.best_round is None):  # each site knows its own best round
-        best.note(start, _ask_to_score(server, protocol.ADOPT, shared, start))
+        note(server, start, _ask_to_score(server, protocol.ADOPT, shared, start))
     else:
-        best.note(start, _ask_to_score(server, protocol.SCORE, shared, start))
+        note(server, start, _ask_to_score(server, protocol.SCORE, shared, start))
         chosen, start = memory.load(memory.best)
         _ask_to_score(server, protocol.ADOPT, chosen, start)
     memory.start_round = start
 
 
-class Best:
-    """Tracks the best round by the sites' validation IoU; of equal rounds, the first (`compared`).
+def note(server: Server, round: int, answers: Mapping[str, Message]) -> None:
+    """Compares `round`, the latest saved one, with the best one so far by the scores in the answers to it.
 
-    A site that is absent once must not decide, as it would for a mean if it is the weakest. So two rounds are compared over the
-    sites whose scores of both are known. A site that did not score the best round keeps its part in the choice: its
-    score of an earlier best round counts instead or, of a site that came later, its first one. A site that never sends a score
-    has no part.
+    Raises:
+        ContributionError: every site withholds its score, and the plan starts later stages from the best round.
     """
-
-    def __init__(self, server: Server):
-        self._server = server
-
-    def note(self, round: int, answers: Mapping[str, Message]) -> None:
-        """Compares `round`, the latest saved one, by the scores in the answers to it.
-
-        Raises:
-            ContributionError: every site withholds its score, and the plan starts later stages from the best round.
-        """
-        memory = self._server.memory
-        # rounded here too: the simulator has no guard that rounds, and must give the same results
-        ious = {
-            site: protocol.rounded("iou", answer.scalars["iou"]) for site, answer in answers.items() if "iou" in answer.scalars
-        }
-        if not ious:
-            if self._server.plan.needs_scores:
-                raise ContributionError(ready.NO_SCORE)
-            return
-        higher, memory.best_ious = compared(ious, memory.best_ious)
-        if memory.best_round is None or higher:
-            memory.best_round = round
-            memory.keep_best()
+    memory = server.memory
+    # rounded here too: the simulator has no guard that rounds, and must give the same results
+    ious = {site: protocol.rounded("iou", answer.scalars["iou"]) for site, answer in answers.items() if "iou" in answer.scalars}
+    if not ious and server.plan.needs_scores:
+        raise ContributionError(ready.NO_SCORE)
+    best = selection.add(memory.scored, memory.best_round, round, ious)
+    if best != memory.best_round:
+        memory.best_round = best
+        memory.keep_best()
 
 
-def compared(ious: Mapping[str, float], best: Mapping[str, float]) -> tuple[bool, dict[str, float]]:
-    """Compares a round's scores by site with those that count for the best round.
-
-    A round is better if the median of the sites' own differences is above 0. Scores are claims: a mean of three sites would
-    follow one that claims 1. If fewer than half of at least three sites lie, the median lies between two honest differences. Of
-    two sites the median is the mean.
-
-    Returns:
-        Whether the round is better over the sites in both; without such a site it is not. Then the scores that count from now.
-    """
-    gains = [ious[site] - best[site] for site in sorted(ious.keys() & best.keys())]
-    better = bool(gains) and round(median(gains), DIGITS) > 0
-    return better, {**best, **ious} if better else {**ious, **best}
-
-
-def _ask_to_train(server: Server, shared: Tensors, t: int, phase: int, spool: Spool) -> dict[str, Message]:
+def _ask_to_train(
+    server: Server, shared: Tensors, t: int, phase: int, spool: Spool, signed: Collection[str] | None
+) -> tuple[dict[str, Message], Collection[str] | None]:
     stated = server.memory.samples  # none if no site was asked, as by tests of this stage alone
 
     def check(site: str, answer: Message) -> None:
@@ -150,10 +120,11 @@ def _ask_to_train(server: Server, shared: Tensors, t: int, phase: int, spool: Sp
     best = server.memory.best_round
     scalars = {"round": t, "phase": phase, **_stated(server)} | ({} if best is None else {"keep": best})
     metadata: dict[str, Any] = {"round": t + 1, "phase": phase}
-    scalars |= agreed(server, protocol.TRAIN, shared, metadata, t, phase)
+    more, signed = agreed(server, protocol.TRAIN, shared, metadata, t, phase, signed)
+    message = Message(shared, scalars | more)
     scored = ("dice", "iou", protocol.EVALUATING) if t and not phase else ()
     numbers = ("loss", "samples", "seconds", protocol.LOADING, protocol.STORING, *scored)
-    return server.ask(protocol.TRAIN, Message(shared, scalars), numbers, check, spool, **metadata)
+    return server.ask(protocol.TRAIN, message, numbers, check, spool, among=signed, **metadata), signed
 
 
 def _ask_to_score(server: Server, task: str, shared: Tensors, round: int) -> dict[str, Message]:
@@ -161,8 +132,9 @@ def _ask_to_score(server: Server, task: str, shared: Tensors, round: int) -> dic
         _check_round(site, answer, round)
 
     metadata: dict[str, Any] = {"round": round}
-    scalars = metadata | _stated(server) | agreed(server, task, shared, metadata, round)
-    return server.ask(task, Message(shared, scalars), ("dice", "iou"), check, **metadata)
+    more, signed = agreed(server, task, shared, metadata, round)
+    message = Message(shared, metadata | _stated(server) | more)
+    return server.ask(task, message, ("dice", "iou"), check, among=signed, **metadata)
 
 
 def _stated(server: Server) -> dict[str, Any]:

@@ -377,14 +377,14 @@ def test_head_calibration_has_settings_of_its_own(plan_for):
     assert (plan.calibration.calibration_epochs, plan.calibration.calibration_lr) == (5, 0.02)
 
 
-@pytest.mark.parametrize(("method", "behaviour"), [("feddp", 2), ("feddp", 4), ("feddp", 0), ("fedoap", 3)])
+@pytest.mark.parametrize(("method", "behaviour"), [("feddp", 3), ("feddp", 5), ("feddp", 0), ("fedoap", 4)])
 def test_a_plan_for_another_behaviour_is_refused(plan_for, method, behaviour):
     """An equal plan of another version trains on other images or gives other results: nobody approved that. FedOAP has changed
     alone, so a plan of the former one is refused, and others are not."""
     with pytest.raises(FedDPError, match=f"behaviour={behaviour}: the plan was made for another version .*export the job anew"):
         plan_for(method=method, behaviour=behaviour)
-    assert plan_for().to_json()["behaviour"] == 3
-    assert plan_for(method="fedoap").to_json()["behaviour"] == 4
+    assert plan_for().to_json()["behaviour"] == 4
+    assert plan_for(method="fedoap").to_json()["behaviour"] == 5
 
 
 def test_a_change_of_a_method_counts_for_those_that_build_on_it(monkeypatch):
@@ -392,4 +392,4 @@ def test_a_change_of_a_method_counts_for_those_that_build_on_it(monkeypatch):
     assert issubclass(METHODS["fc_pflfe"], METHODS["pflfe"])
     monkeypatch.setattr(METHODS["pflfe"], "changed", 1, raising=False)
     monkeypatch.setattr(METHODS["fc_pflfe"], "changed", 2, raising=False)
-    assert (behaviour_of("pflfe"), behaviour_of("fc_pflfe"), behaviour_of("feddp")) == (4, 6, 3)
+    assert (behaviour_of("pflfe"), behaviour_of("fc_pflfe"), behaviour_of("feddp")) == (5, 7, 4)

@@ -1,13 +1,18 @@
 """The round that stage 1 selects, by the median of the sites' differences in validation IoU; of equal rounds, the first."""
 
+import json
+from itertools import pairwise, permutations
+from statistics import median
 from types import SimpleNamespace
 
 import pytest
 
 from feddp.files import read_events, read_results
+from feddp.limits import HEADER_SHARE, NETWORK_BYTES
 from feddp.run.options import Options, run_here
 from feddp.stages.message import Message
-from feddp.stages.train import Best, adopt, score, train
+from feddp.stages.selection import KEPT, add, packed, unpacked
+from feddp.stages.train import adopt, note, score, train
 
 
 @pytest.mark.parametrize(
@@ -30,10 +35,10 @@ def test_of_equal_rounds_the_first_is_the_best(scores, best, kept):
 def noted(*rounds):
     """The server's memory after rounds with these scores {site: IoU}, and the rounds that it marked as the best so far."""
     marked = []
-    memory = SimpleNamespace(best_ious={}, best_round=None, keep_best=lambda: marked.append(memory.best_round))
-    tracker = Best(SimpleNamespace(memory=memory, plan=SimpleNamespace(start="best")))
+    memory = SimpleNamespace(scored={}, best_round=None, keep_best=lambda: marked.append(memory.best_round))
+    server = SimpleNamespace(memory=memory, plan=SimpleNamespace(needs_scores=True))
     for round, ious in enumerate(rounds, 1):
-        tracker.note(round, {site: Message(scalars={"iou": iou}) for site, iou in ious.items()})
+        note(server, round, {site: Message(scalars={"iou": iou}) for site, iou in ious.items()})
     return memory, marked
 
 
@@ -90,8 +95,59 @@ def test_who_has_a_part_in_the_choice(rounds, best):
 def test_a_site_that_withholds_has_no_part():
     """B's mean would be 0.9 in round 1; it never sends one."""
     memory, marked = noted({"A": 0.5}, {"A": 0.6})
-    Best(SimpleNamespace(memory=memory, plan=None)).note(3, {"A": Message(scalars={"iou": 0.7}), "B": Message()})
-    assert (memory.best_round, memory.best_ious, marked) == (3, {"A": 0.7}, [1, 2, 3])
+    note(SimpleNamespace(memory=memory, plan=None), 3, {"A": Message(scalars={"iou": 0.7}), "B": Message()})
+    assert (memory.best_round, memory.scored[3], marked) == (3, {"A": 0.7}, [1, 2, 3])
+
+
+def site_by_site(*columns):
+    """Rounds from the sites' scores in them."""
+    return [dict(zip("ABC", ious, strict=True)) for ious in zip(*columns, strict=True)]
+
+
+def test_rounds_in_a_circle_do_not_lose_the_better_one():
+    """Round 2 is above round 1 by 0.01 (A, C), round 3 above round 2 by 0.02 (A, B), and round 1 above round 3 by 0.20 (B, C).
+    Compared with the best so far alone, round 3 would be selected. Its worst difference is -0.2, that of round 2 -0.02."""
+    circle = site_by_site((0.50, 0.51, 0.53), (0.70, 0.48, 0.50), (0.60, 0.61, 0.40))
+    gains = [median(now[site] - former[site] for site in "ABC") for former, now in pairwise([*circle, circle[0]])]
+    assert [round(gain, 6) for gain in gains] == [0.01, 0.02, 0.2], "the control: a circle"
+    assert noted(*circle)[0].best_round == 2
+
+
+def test_a_round_that_is_better_than_all_others_is_selected_in_any_order():
+    """D beats the other three, which go round in a circle, by 0.01 at two sites: it is the best wherever it comes."""
+    circle = site_by_site((0.50, 0.51, 0.53), (0.70, 0.48, 0.50), (0.60, 0.61, 0.40))
+    winner = {"A": 0.54, "B": 0.71, "C": 0.30}
+    for order in permutations([*circle, winner]):
+        assert order[noted(*order)[0].best_round - 1] is winner
+
+
+@pytest.mark.parametrize("liar", ["between", "late"])
+def test_a_liar_cannot_select_a_round_that_all_others_find_worse(liar):
+    """A gains 0.01 in each of 30 rounds and B 0.002, so both find the last round best. The liar wants round 10.
+
+    between: it lies in round 1, and its gains from there lie between the others'. By these alone, round 10 has A's 0.09, and
+    every later round B's, at most 0.058. late: it claims 1 in round 10 and 0 elsewhere.
+    """
+    steps = range(30)
+    claims = [0.2 + (0.09 if step == 9 else 0.002 * step) if liar == "between" else float(step == 9) for step in steps]
+    rounds = [{"A": 0.3 + 0.01 * step, "B": 0.6 + 0.002 * step, "liar": claims[step]} for step in steps]
+    gains = [round(median(ious[site] - rounds[0][site] for site in ious), 6) for ious in rounds]
+    assert gains.index(max(gains)) == 9, "the control: by the gains since the first round it selects"
+    assert noted(*rounds)[0].best_round == 30
+
+
+def test_the_kept_scores_have_a_bound_and_survive_the_disk():
+    """KEPT numbers: with 1000 sites, those of 50 rounds, and of the best and the latest one."""
+    sites = [f"hospital-{number}" for number in range(1000)]
+    scored, best = {}, None
+    for number in range(1, KEPT // 1000 + 10):
+        best = add(scored, best, number, dict.fromkeys(sites, 0.9 if number == 3 else 0.123))
+    assert best == 3
+    assert list(scored) == [3, *range(9, KEPT // 1000 + 10)]
+    del scored[3][sites[0]]
+    stored = json.dumps({"state": json.dumps(packed(scored))})
+    assert unpacked(json.loads(json.loads(stored)["state"])) == scored
+    assert len(stored) < NETWORK_BYTES // HEADER_SHARE // 2
 
 
 # --- a site's own best round ------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from feddp.networks.weights import read_network, save_network
 from feddp.stages.memory import BEST, LATEST, PREVIOUS, ServerMemory, start_file
 from feddp.stages.message import Message
 from feddp.stages.site import last_network
-from feddp.stages.train import Best
+from feddp.stages.train import note
 from feddp.training import claim
 from support.broken_off import RUN, SITES, Killed, Mortal, outcome, same, start
 from support.small import Small
@@ -208,9 +208,9 @@ def test_a_server_killed_while_it_marked_a_better_round_finds_the_best_one(tmp_p
     for round in (1, 2):
         memory.save({name: value + round for name, value in gamma.items()}, round)
         if round == 1:
-            memory.best_round, memory.best_ious = 1, {"A": 0.5}
+            memory.best_round, memory.scored = 1, {1: {"A": 0.5}}
             memory.keep_best()
-    memory.best_round, memory.best_ious = 2, {"A": 0.6}
+    memory.best_round, memory.scored = 2, {2: {"A": 0.6}}
     memory.keep_best()
     assert memory.load(memory.best)[1] == 2, "the control"
     again = memory_of(tmp_path, plan)
@@ -226,36 +226,26 @@ def test_damaged_best_tensors_are_lost_and_said(tmp_path, plan_for, toy):
     for round in (1, 2, 3):
         memory.save(memory.first(), round)
         if round == 1:
-            memory.best_round, memory.best_ious = 1, {"A": 0.5}
+            memory.best_round, memory.scored = 1, {1: {"A": 0.5}}
             memory.keep_best()
     (tmp_path / "kept/shared_best_1.safetensors").write_bytes(b"\xff" * 100)
     again = memory_of(tmp_path, plan)
-    assert (again.round, again.best_round, again.best_ious) == (3, None, {})
+    assert (again.round, again.best_round, again.scored) == (3, None, {})
     said = [event["message"] for event in read_events(tmp_path / "job/progress.jsonl") if event["event"] == "damaged"]
     assert said == ["the shared tensors of round 1, the best so far, are lost"]
 
 
-@pytest.mark.parametrize("earlier", [False, True])
-def test_a_continued_run_compares_with_the_best_round_site_by_site(tmp_path, plan_for, toy, earlier):
-    """Round 1 has 0.5 at A and 0.9 at B, so 0.7. Round 2 lacks B, and A has 0.6 there: above A's 0.5, though not above 0.7.
-    An earlier version kept 0.7 alone; its progress has the sites' scores, as they come in the simulator: not rounded."""
+def test_a_continued_run_compares_with_all_rounds_site_by_site(tmp_path, plan_for, toy):
+    """Round 1 has 0.5 at A and 0.9 at B, so 0.7. Round 2 lacks B, and A has 0.6 there: above A's 0.5, though not above 0.7."""
     plan = plan_for(method="fedavg", network=toy, rounds=5)
     memory = memory_of(tmp_path, plan)
-    for site, iou in (("A", 0.5001), ("B", 0.9)):
-        memory.progress("answer", task="train", site=site, round=2, phase=0, bytes=0, scalars={"iou": iou})
     memory.save(memory.first(), 1)
-    Best(SimpleNamespace(memory=memory)).note(1, {"A": scored(0.5001), "B": scored(0.9)})
+    note(SimpleNamespace(memory=memory, plan=plan), 1, {"A": scored(0.5001), "B": scored(0.9)})
     memory.save(memory.first(), 2)
-    if earlier:
-        path = tmp_path / "kept/shared_latest.safetensors"
-        shared, metadata = read_network(path)
-        state = json.loads(metadata["state"]) | {"best_iou": 0.7}
-        del state["best_ious"]
-        save_network(path, shared, {"round": "2", "state": json.dumps(state)})
     again = memory_of(tmp_path, plan)
-    assert (again.best_round, again.best_ious) == (1, {"A": 0.5, "B": 0.9})
-    Best(SimpleNamespace(memory=again)).note(2, {"A": scored(0.6)})
-    assert (again.best_round, again.best_ious) == (2, {"A": 0.6, "B": 0.9})
+    assert (again.best_round, again.scored) == (1, {1: {"A": 0.5, "B": 0.9}})
+    note(SimpleNamespace(memory=again, plan=plan), 2, {"A": scored(0.6)})
+    assert (again.best_round, again.scored) == (2, {1: {"A": 0.5, "B": 0.9}, 2: {"A": 0.6}})
 
 
 def scored(iou):

@@ -119,6 +119,17 @@ def test_what_each_site_does(plan):
     assert json.loads(json.dumps(found)) == found
 
 
+def test_a_site_that_has_not_signed_is_late_and_not_lost(plan):
+    """It is not asked for the task that follows; if it has vanished, it is lost from the next question for a note on."""
+    standing = after(plan, ask("agree", 0, round=1, brought_by="train"))
+    standing.add(
+        {"event": "refused", "site": "site-2", "task": "agree", "time": 9, "reason": "site site-2: late", "late": True}
+    )
+    for task, state in (("train", "late"), ("agree", "lost"), ("train", "lost")):
+        standing.add(ask(task, 10, sites=SITES[:1], round=1))
+        assert standing.sites["site-2"].state == state
+
+
 def moving(way, moved, time, rate=100_000, size=2_000_000):
     where = {"event": "transfer", "site": "site-2", "task": "train", "time": time}
     left = (size - moved) / rate if rate else None
