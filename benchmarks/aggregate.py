@@ -103,7 +103,7 @@ def measured(job: tuple[int, str, float, str]) -> tuple[int, float, float, float
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak counts from here
         started = time.monotonic()
         with Spool(memory.kept) as spool:
-            answers = train._ask_to_train(server, shared, 0, 0, spool)
+            answers, _ = train._ask_to_train(server, shared, 0, 0, spool, None)
             arrived = time.monotonic() - started - server.seconds
             started = time.monotonic()
             combine(rule, {site: answer.tensors for site, answer in answers.items()}, dict.fromkeys(answers, 1.0))
