@@ -84,7 +84,7 @@ def test_numbers_of_a_round(server, spool, scalars):
         return
     first = server.memory.first()
     server.answers = dict.fromkeys(SITES, Message(first, TRAINED)) | {"A": Message(first, scalars)}
-    accepted = train._ask_to_train(server, first, 1, 0, spool)
+    accepted, _ = train._ask_to_train(server, first, 1, 0, spool, None)
     assert {"B", "C", "D"} <= accepted.keys()
     if "A" in accepted:
         for name in TRAINED:
@@ -160,7 +160,7 @@ def test_tensors_of_a_round(server, spool, data, rule, factor):
     server.answers = dict.fromkeys(SITES, Message(first, TRAINED)) | {"A": Message(mine, TRAINED)}
     federation = server.plan.federation
     object.__setattr__(federation, "norm_factor", factor)
-    accepted = train._ask_to_train(server, first, 1, 0, spool)
+    accepted, _ = train._ask_to_train(server, first, 1, 0, spool, None)
     assert {"B", "C", "D"} <= accepted.keys()
     if "A" in accepted:
         assert mine.keys() == first.keys()
@@ -196,7 +196,7 @@ def test_the_drawn_server_accepts_good_answers(server, spool):
     """The control of the tests above."""
     first = server.memory.first()
     server.answers = dict.fromkeys(SITES, Message(first, TRAINED))
-    assert sorted(train._ask_to_train(server, first, 1, 0, spool)) == sorted(SITES)
+    assert sorted(train._ask_to_train(server, first, 1, 0, spool, None)[0]) == sorted(SITES)
     server.answers = dict.fromkeys(SITES, Message({}, EVALUATED))
     assert sorted(server.ask(protocol.EVALUATE, Message(), (), partial(evaluate._check, server.plan.classes))) == sorted(SITES)
     server.answers = dict.fromkeys(SITES, Message({}, {}))

@@ -120,7 +120,7 @@ def memory(toy, plan_for, tmp_path):
 def test_no_contribution_is_in_memory_when_the_next_one_comes(memory, spool):
     """So their number does not grow with the sites."""
     server, first = Asked(memory), memory.first()
-    answers = train._ask_to_train(server, first, 0, 0, spool)
+    answers, _ = train._ask_to_train(server, first, 0, 0, spool, None)
     assert list(answers) == list(SITES)
     assert server.alive == [0] * len(SITES)
 
@@ -134,7 +134,7 @@ def nameless(folder: Path) -> list[str]:
 
 def test_no_file_is_to_be_seen_and_none_stays(memory, tmp_path):
     with Spool(memory.kept) as spool:
-        answers = train._ask_to_train(Asked(memory), memory.first(), 0, 0, spool)
+        answers, _ = train._ask_to_train(Asked(memory), memory.first(), 0, 0, spool, None)
         names = set(os.listdir(memory.kept))
         assert len(nameless(tmp_path)) == 1, "the control: the tensors are in a file of that folder"
     assert names == {"plan.json", ".lock", "progress.jsonl"}
@@ -158,4 +158,4 @@ def test_a_full_disk_is_named(memory, monkeypatch, buffering):
     monkeypatch.setattr(server, "warn", lambda message: None)
     reason = r"kept: the contributions' file was not written \(No space left on device\); free space"
     with pytest.raises(StorageError, match=reason), Spool(memory.kept) as spool:
-        train._ask_to_train(server, memory.first(), 0, 0, spool)
+        train._ask_to_train(server, memory.first(), 0, 0, spool, None)
