@@ -5,7 +5,7 @@ the bound that any parameter came to, in a contribution, or in the shared tensor
 statistics and counters; and the largest share of both for a site that would take part for the first time in that round, whose
 bound counts from the first tensors. A share above 1 would have been refused.
 
-    feddp bench movement --rounds 200 --network small --sites 2 --images 10 --set batch=4
+    feddp bench movement --methods fedavg feddp --rounds 200 --network small --sites 2 --images 6 --set batch=2
     feddp bench movement --rounds 20 --network resnet18-fpn --set precision=float16
 """
 
@@ -13,36 +13,26 @@ import shutil
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
 from torch import Tensor
 
 from benchmarks.common import count, line, natural, parser, pixels, row
+from benchmarks.small import narrow_resnet, shallow
 from feddp.data.progress import track
 from feddp.data.synthesize import synthesize
 from feddp.domains import WEIGHT
 from feddp.methods import METHODS
-from feddp.networks import DEFAULT, NETWORKS, _smp
+from feddp.networks import DEFAULT, NETWORKS
 from feddp.run.options import Options, run_here
 from feddp.stages.movement import Furthest, Reach
 from feddp.stages.site import Site
 from feddp.training.store import State
 
 PARAMETERS, OTHERS = KINDS = ("parameters", "statistics and counters")
-# this benchmark's own, for many rounds: the default network with few channels, and one with batch normalisation
-SMALL = {
-    "small": partial(
-        NETWORKS[DEFAULT],
-        embed_dims=(8, 16, 16, 16),
-        depths=(1, 1, 1, 1),
-        num_heads=(1, 2, 2, 2),
-        decoder_pyramid_channels=16,
-        decoder_segmentation_channels=64,
-    ),
-    "small-norm": partial(_smp, "FPN", "test_resnet", decoder_pyramid_channels=16, decoder_segmentation_channels=64),
-}
+# no run of FedDP knows them: the default network with few channels, and one with batch normalisation, for many rounds
+SMALL = {"small": shallow, "small-norm": narrow_resnet}
 COLUMNS = (*KINDS, LATE := "a site's first round")
 
 

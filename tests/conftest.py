@@ -11,9 +11,12 @@ import pytest
 import torch
 import typer.main
 from nvflare.apis.utils.decomposers import flare_decomposers
+from nvflare.fuel.f3.comm_config import CommConfigurator
 from nvflare.fuel.sec.audit import AuditService
+from nvflare.fuel.utils.config_service import ConfigService
 from torch import nn
 
+from benchmarks.small import narrow_resnet, shallow
 from feddp import networks
 from feddp.data.folder import SiteFolder
 from feddp.data.synthesize import synthesize
@@ -28,7 +31,6 @@ from support.command import ended
 from support.order import LONGEST
 from support.remembered import load, never_written
 from support.site import FlareSite
-from support.small import narrow_resnet, shallow
 
 PLAN = {
     "method": "feddp",
@@ -85,6 +87,13 @@ def _apart(tmp_path_factory):
         for caller in ("typer.main.get_command", "typer.testing._get_command"):
             patch.setattr(caller, parser)
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _unconfigured():
+    """FLARE keeps what a kit sets in this process until its end: no file's tests begin with the settings of another's."""
+    ConfigService.reset()
+    CommConfigurator.reset()
 
 
 @pytest.fixture(autouse=True)

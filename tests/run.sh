@@ -15,20 +15,20 @@ fi
 source "$(dirname "${BASH_SOURCE[0]}")/../poc/environment.sh"
 ruff check .
 ruff format --check .
-types() {
+linted() {
     lint-imports && mypy
 }
 if [ "${1:-}" = --quick ]; then
     shift
-    types
+    linted
     exec python -m pytest -n 2 --dist loadfile tests/unit "$@"
 fi
 # one core would wait for the other while imports and types are checked
 said=$(mktemp)
 trap 'wait; rm "$said"' EXIT
 trap 'exit 130' INT # pytest ends orderly then, which would be taken for its end
-types > "$said" 2>&1 &
-types=$!
+linted > "$said" 2>&1 &
+beside=$!
 # one process compiles the tests and what they import at once, for the five below, which say what is wrong with them
 python -m pytest --collect-only -qq "$@" > /dev/null 2>&1 || :
 wait "$browser"
@@ -37,7 +37,7 @@ export OMP_NUM_THREADS=1
 # five files at a time on two cores, in the order of tests/support/order.py: some compute while federations wait
 failed=0
 python -m pytest -n 5 --dist loadfile --no-loadscope-reorder "$@" || failed=$?
-wait "$types" || {
+wait "$beside" || {
     cat "$said"
     [ "$failed" != 0 ] || failed=1
 }

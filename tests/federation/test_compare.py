@@ -407,7 +407,7 @@ from feddp.cli import main
 from feddp.networks import NETWORKS
 
 def pvt(*given, **more):
-    from support.small import shallow  # imports torch, which the command is to do itself
+    from benchmarks.small import shallow  # imports torch, which the command is to do itself
 
     return shallow(*given, **more)
 

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from benchmarks.small import shallow
 from feddp.compare.runs import Place
 from feddp.data.habits import Dials
 from feddp.errors import InputError
 from feddp.networks import NETWORKS
 from feddp.plan.schema import BEHAVIOUR
 from support import ROOT
-from support.small import Small, shallow
+from support.small import Small
 
 SMALL = "--values 0 1 --seeds 0 --sites 3 --images 24 --size 32 --rounds 1 --epochs 1 --network small"
 

@@ -25,6 +25,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from benchmarks.small import narrow, narrow_resnet
 from feddp.data.synthesize import synthesize
 from feddp.methods import METHODS
 from feddp.networks import NETWORKS
@@ -34,7 +35,6 @@ from feddp.stages.evaluate import evaluate
 from feddp.stages.site import SLOTS
 from support import ROOT
 from support.driven import drive
-from support.small import narrow, narrow_resnet
 
 RECORD = ROOT / "tests/golden.json"
 SITES = ("site-1", "site-2")

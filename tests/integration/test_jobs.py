@@ -14,6 +14,7 @@ from nvflare.app_common.resource_managers.gpu_resource_manager import GPUResourc
 from nvflare.private.fed.server.server_json_config import ServerJsonConfigurator
 from typer.testing import CliRunner
 
+from benchmarks.small import shallow
 from feddp.cli import app
 from feddp.data.synthesize import synthesize
 from feddp.errors import FedDPError, PolicyError, StorageError
@@ -31,7 +32,6 @@ from feddp.run.local import local
 from feddp.run.options import Options, resume_here, run_here
 from support import ROOT
 from support.disk import full
-from support.small import shallow
 
 SYNTHETIC = ["--sites", "site-1,site-2,site-3,site-4", "--rounds", "15"]
 COMMITTED = {

@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from benchmarks.small import FEW, shallow
 from feddp.data.loading import network_input
 from feddp.data.pixels import scaled
 from feddp.data.preparation import KEY, Preparation
@@ -20,7 +21,6 @@ from feddp.networks import LAYERS, NETWORKS, build
 from feddp.networks.weights import load_personal, save_network
 from feddp.run.images import Reading
 from feddp.run.predict import PredictOptions, predict
-from support.small import FEW, shallow
 
 PLAIN = "unet"
 VIRTUAL = {"virtual": 4, "temperature": 0.1, "nested": 1, "paa": 1}

@@ -11,12 +11,12 @@ import torch
 from timm.models.pvt_v2 import Attention
 
 from benchmarks import queries
+from benchmarks.small import shallow
 from feddp.networks import NETWORKS
 from feddp.networks.attention import SplitAttention
 from feddp.networks.weights import save_network
 from feddp.training.loop import adamw
 from support.brought import brought_by
-from support.small import shallow
 
 NETWORK = "pvt_v2_b0_s-fpn"
 

@@ -15,9 +15,7 @@ from feddp.flare.waiting import Waiting
 
 SECONDS = 10.0  # for a handshake, however slowly its bytes come
 MOST = 64  # at once at a listening port; a genuine handshake takes milliseconds
-BACKLOG = (
-    128  # connections that wait to be accepted; FLARE's 5 are soon there, and who comes then tries again after 1 s, 3 s, ...
-)
+BACKLOG = 128  # connections that wait to be accepted; beyond FLARE's 5, one tries again after 1 s, 3 s, ...
 
 
 def handshake_apart(failed: Callable[[str, str], None]) -> None:

@@ -54,8 +54,10 @@ def collect(server: Server, task: str, sites: Sequence[str] | None = None, **met
     message = Message(server.memory.handshakes.get(consent, {}), metadata)
     data = message if sites is None else dict.fromkeys(sites, message)
     answers = server.ask(task, data, ("consent",), **metadata)
-    for site, scalars in ((site, answer.scalars) for site, answer in answers.items() if not answer.scalars["consent"]):
-        server.memory.without.setdefault(consent, {})[site] = FEW if scalars.get(protocol.TOO_FEW) else NO_CONSENT
+    for site, answer in answers.items():
+        if not answer.scalars["consent"]:
+            why = FEW if answer.scalars.get(protocol.TOO_FEW) else NO_CONSENT
+            server.memory.without.setdefault(consent, {})[site] = why
     return answers
 
 

@@ -19,7 +19,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import mean, median_low
 
-import torch
 from torch import Tensor
 
 from feddp.data.loading import steps_in_an_epoch
@@ -78,7 +77,7 @@ class Reach:
         """
         worst: Furthest | None = None
         for name in after.keys() - self._fixed:
-            moved = torch.sub(_plain(after[name]), _plain(before[name])).abs_().flatten()
+            moved = (_plain(after[name]) - _plain(before[name])).abs_().flatten()
             if not moved.numel():
                 continue
             shares = moved / self._most(name, before, times).flatten()
@@ -89,7 +88,7 @@ class Reach:
         return worst
 
     def _most(self, name: str, before: Mapping[str, Tensor], times: int) -> Tensor:
-        """Returns how far each value of a tensor may be from the one before: a + b · scale, and what rounding adds."""
+        """Returns how far each value may be from the one before: constant + factor · scale, and what rounding adds."""
         old, free, training = _plain(before[name]).abs(), self._plan.federation, self._plan.training
         rounding = self._rounding if times else max(_DRAWN, self._rounding)
         scale, constant, factor = old, 0.0, 0.0

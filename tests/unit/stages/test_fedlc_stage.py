@@ -6,6 +6,7 @@ import shutil
 import pytest
 import torch
 
+from benchmarks.small import shallow
 from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError
 from feddp.methods.aggregation import average
@@ -20,7 +21,6 @@ from feddp.stages.train import adopt, train
 from feddp.training.calibration import with_inconsistency
 from feddp.training.loop import fit_epoch, predict
 from feddp.training.store import Store
-from support.small import shallow
 
 EVEN = {"site-1": 1.0, "site-2": 1.0}
 HEAD = {"segmentation_head.0.weight", "segmentation_head.0.bias"}

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.small import paired
 from feddp.data.folder import SiteFolder
 from feddp.data.pixels import write_png
 from feddp.errors import FedDPError, Stopped, StorageError
@@ -31,7 +32,6 @@ from feddp.training.loop import predict
 from feddp.training.metrics import measure, summarize
 from feddp.training.store import Store, together
 from support.disk import full
-from support.small import paired
 
 EVEN = {"site-1": 1.0, "site-2": 1.0}
 STARVED = "no image in split val"

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.small import narrow
 from feddp.adaptation.choices import Settings
 from feddp.adaptation.models import Models, completed
 from feddp.adaptation.strategies import STRATEGIES, predict
@@ -21,7 +22,7 @@ from feddp.training import loop
 from feddp.training.seeds import seeded
 from support.driven import drive
 from support.pretended_gpu import GPU, OnGPU, pretended_gpu
-from support.small import Small, narrow
+from support.small import Small
 
 SITES = "site-1", "site-2"
 COMPUTES = "float32", "bfloat16"
