@@ -10,6 +10,8 @@ from feddp.plan.schema import MOVEMENT, STATISTICS, Plan
 from feddp.training.settings import LOSS_NAMES
 
 LEAST_SITES = 3
+# every plan has these above 0, so such a bound of 0 would refuse all
+POSITIVE = ("lr", "clip", "local_epochs", "rounds", "movement", "statistics")
 # the plan's settings that are learning rates, and those that count passes over a batch or over the images
 RATES = ("lr", "tune_lr", "calibration_lr", "heads_lr")
 LOCAL = ("local_epochs", "head_epochs", "inner_steps")
@@ -132,4 +134,6 @@ def _read(site: str, name: str, value: Any, default: Any) -> Any:
     if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool) or not 0 <= value < math.inf:
         kind = {bool: "true or false", int: "a whole number", float: "a number"}[type(default)]
         raise PolicyError(f"site {site}: privacy.json's bounds: {name} is {value!r}; write {kind}")
+    if name in POSITIVE and not value:
+        raise PolicyError(f"site {site}: privacy.json's bounds: {name}=0 refuses every job; write a number above 0")
     return value
