@@ -33,6 +33,12 @@ from feddp.stages.tensors import Expected
 # number would end all bounds, and two of three or four are a median. An honest round of many steps, a third of the bound, still
 # fits at a site with a hundred times the others' images
 SIZES = 34
+# once in LOOKS steps a site compares γ with the first tensors, and warns of more than DRIFT of the bound of all steps. AdamW
+# moves by lr in its first step and after equal gradients, a quarter of the bound, and honest runs stayed near it
+# (docs/results/movement.md); one round at the whole bound and three at a quarter give 7/16. A server that goes straight to a
+# trap gives 1; one that goes at half that speed is not seen, and needs twice the rounds
+LOOKS, DRIFT = 4, 1 / 2
+DRIFTED = "drifted"  # the event in the site's record
 # of rounding: twice float16's, on the way to the server and back; float32's sums; and other processors' draws of γ⁰
 _HALF, _SINGLE, _DRAWN, _LEAST = 2**-10, 2**-20, 2**-13, 2**-20
 
@@ -67,6 +73,19 @@ class Reach:
         """Returns the tensor that is furthest beyond its bound; None if none is. The arguments are as for `furthest`."""
         found = self.furthest(before, after, times)
         return None if found is None or found.share <= 1 else found
+
+    def drifted(self, first: Mapping[str, Tensor], after: Mapping[str, Tensor], step: int, since: int) -> Furthest | None:
+        """Returns the tensor that is furthest from the first ones if honest training was never seen to go so far; None if none
+        is, or if the site has looked at most LOOKS steps ago.
+
+        Args:
+            first: the tensors before step 0; `after` those before `step`.
+            since: the steps since the site's last one. They count, since who sends the tensors also chooses when.
+        """
+        if step // LOOKS == (step - since) // LOOKS:
+            return None
+        found = self.furthest(first, after, step)
+        return None if found is None or found.share <= DRIFT else found
 
     def furthest(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor], times: int = 1) -> Furthest | None:
         """Returns the tensor that moved furthest in units of its bound; None if there is no tensor.

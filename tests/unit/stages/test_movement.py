@@ -10,7 +10,7 @@ from feddp.flare import messages
 from feddp.plan.resolve import build_network
 from feddp.protocol import ADOPT, READY, SCORE, TRAIN
 from feddp.stages.message import Message
-from feddp.stages.movement import SIZES, Reach, steps_at, steps_of
+from feddp.stages.movement import DRIFTED, SIZES, Reach, steps_at, steps_of
 from feddp.stages.tensors import Expected
 from feddp.stages.train import answer
 from feddp.versions import as_numbers, installed
@@ -232,6 +232,54 @@ def test_who_comes_late_starts_from_the_first_tensors(host):
     with pytest.raises(SharedError, match="1 after the first ones"):
         host.asked(TRAIN, far, 1)
     host.asked(TRAIN, far, 2)
+
+
+# equal gradients give a quarter of the bound; a look is due at every fourth step, or at the first that a site gets after it
+@pytest.mark.parametrize(
+    ("share", "asked", "told"),
+    [
+        (0.9, range(10), [4, 8]),
+        (0.6, range(5), [4]),
+        (0.9, [0, 1, 2, 3, 5, 6, 7, 9], [5, 9]),  # who would walk may leave the site out of every fourth round
+        (0.9, [0, 6, 7], [6]),
+        (0.9, [6], [6]),
+        (0.4, range(10), []),
+    ],
+)
+def test_a_walk_within_the_bound_is_told_to_the_site_s_administrator(open_site, toy, share, asked, told):
+    """A server need not jump to a trap: it may go there in steps that a site accepts. Twice as slowly, it goes unseen."""
+    host, found = At(open_site(method="fedavg", network=toy, rounds=10)), {}
+    start, most = first(host), reached(host)
+    for t in asked:
+        host.site.warned = lambda why, t=t: found.setdefault(t, why)
+        host.asked(TRAIN, moved(start, "q.bias", t * share * most), t)
+    assert list(found) == told
+    for t, why in found.items():
+        far = f"q.bias moved by {t * share * most:.3g}, {share:.3g} times as far as honest training can by then"
+        assert f"the shared tensors of step {t} are unusually far from the first ones: {far}" in why
+
+
+def test_honest_rounds_are_no_walk(open_site, toy):
+    """What the site sends is what it gets in the next round, as in a federation of one site."""
+    host, found = At(open_site(method="fedavg", network=toy, rounds=9)), []
+    host.site.warned, shared = found.append, first(host)
+    for t in range(9):
+        shared = host.asked(TRAIN, shared, t).tensors
+    assert found == []
+
+
+def test_the_administrator_is_told_once_and_the_server_nothing(hospital, plan_for, toy):
+    plan = plan_for(method="fedavg", network=toy, rounds=9, start="last")
+    site, sent = hospital(plan=plan, min_images=5), []
+    most = 4 * plan.training.lr * steps_at(plan, "site-1", {"site-1": 8})
+    for t in range(9):
+        answer = site.answer(TRAIN, moved(site.shared, "q.bias", t * most), round=t, phase=0)
+        sent.append(messages.unpack(answer)[1].keys())
+    (event,) = [event for event in site.events() if event["event"] == DRIFTED]
+    assert event["message"].startswith("the shared tensors of step 4 are unusually far from the first ones: q.bias moved by")
+    (line,) = [line for line in site.audited() if "unusually far" in line]
+    assert f"[warning: {event['message']}]" in line
+    assert sent[3] == sent[4] == sent[8]
 
 
 def test_a_plan_may_allow_more(open_site, toy):
