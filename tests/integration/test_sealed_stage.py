@@ -34,7 +34,7 @@ from feddp.stages.precision import halved
 from feddp.stages.site import last_network
 from feddp.stages.train import START, adopt
 from feddp.training.store import by_site, together
-from support.certificates import SERVER, Office, kit_of
+from support.certificates import SERVER, Office, kit_of, server_kit
 from support.server import Run
 from support.site import FlareSite
 from support.small import Small
@@ -50,7 +50,7 @@ def office():
 
 @pytest.fixture(scope="module")
 def issued(office):
-    return {name: office.issue(name) for name in (*NAMES, "N", "Z")}
+    return {name: office.issue(name) for name in (*NAMES, "N", "Z")} | {SERVER: office.issue(SERVER, host=SERVER)}
 
 
 @pytest.fixture(autouse=True)
@@ -101,10 +101,10 @@ def hospitals(tmp_path, office, issued, tiny_root):
 
 
 @pytest.fixture
-def federated(tmp_path):
-    """Runs a stage among hospitals; gives the run and everything that the server was sent."""
+def federated(tmp_path, office, issued):
+    """Runs stages among hospitals; gives the run and everything that the server was sent."""
 
-    def start(made, plan, stage, secure=True, change=lambda site, task, reply: reply):
+    def start(made, plan, *stages, secure=True, change=lambda site, task, reply: reply):
         seen = []
 
         def answer(site, task, tensors, scalars):
@@ -114,8 +114,8 @@ def federated(tmp_path):
             return reply
 
         folder = tmp_path / f"server-{secure}-{len(list(tmp_path.glob('server*')))}"
-        folder.mkdir()
-        run = Run(folder, plan, list(made), answer, secure=secure).run(stage)
+        server_kit(folder, office, *issued[SERVER])
+        run = Run(folder, plan, list(made), answer, secure=secure).run(*stages)
         return run, seen
 
     return start
@@ -198,7 +198,7 @@ def test_a_policy_names_who_receives(hospitals, federated, plan):
 # --- the sites agree on the shared tensors ------------------------------------------------------------------------------
 
 
-def trained(federated, made, plan, alter=lambda site, task, tensors, scalars: (tensors, scalars)):
+def trained(federated, made, plan, alter=lambda site, task, tensors, scalars: (tensors, scalars), stages=("train",)):
     """Stage 1 among hospitals, of which each is sent what `alter` makes of it."""
     told = {name: site.answer for name, site in made.items()}
     for name, site in made.items():
@@ -208,7 +208,7 @@ def trained(federated, made, plan, alter=lambda site, task, tensors, scalars: (t
             return told[name](task, tensors, **scalars)
 
         site.answer = answer
-    return federated(made, plan, "train")
+    return federated(made, plan, *stages)
 
 
 def refusals(run):
@@ -262,7 +262,7 @@ def test_a_server_that_gives_one_site_other_tensors_is_found_at_once(hospitals, 
     assert "its note states something else than it was told" in refusals(run)["C"], (
         "a server that is honest takes C for the liar"
     )
-    monkeypatch.setattr(agreement, "statement_in", lambda site, note: Anything())
+    monkeypatch.setattr(agreement, "statement_in", lambda site, note, accept: Anything())
     made = hospitals(plan, fresh=True, at="lied")
     run, _ = trained(federated, made, plan, lied)
     assert run.panics
@@ -284,6 +284,38 @@ def test_a_site_that_states_no_images_ends_no_round(hospitals, federated, plan_f
     assert refusals(run).keys() == {"C"}
     assert "site C: its note" in refusals(run)["C"]
     assert "C" not in json.loads((made["A"].store.folder / "samples.json").read_text())
+
+
+@pytest.mark.parametrize("least", [2, 3])
+def test_who_signs_badly_is_left_out_by_name_and_nobody_else_is_blamed(least, hospitals, federated, plan_for, toy, monkeypatch):
+    """If the server relayed the note, A and B would have too few notes and refuse the round."""
+    plan = plan_for(method="fedavg", network=toy, sites=NAMES, rounds=1, min_sites=least)
+    made, sign = hospitals(plan, fresh=True), SharedNotes.sign
+
+    def spoilt(notes, *given):
+        note = json.loads(sign(notes, *given))
+        return json.dumps(note | ({"signature": "00" * 256} if notes.identity.name == "C" else {})).encode()
+
+    monkeypatch.setattr(SharedNotes, "sign", spoilt)
+    run, _ = trained(federated, made, plan)
+    assert refusals(run).keys() == {"C"}
+    assert "site C: it did not sign the note" in refusals(run)["C"]
+    assert len(run.panics) == least - 2
+    assert all("site C: it did not sign" in panic and "site A" not in panic for panic in run.panics)
+
+
+def test_another_number_of_images_is_named_with_its_remedy(hospitals, federated, plan_for, toy, monkeypatch):
+    """Of a site that was started again with other images, in its note, before it trains."""
+    plan = plan_for(method="fedavg", network=toy, sites=NAMES, rounds=1, min_sites=2)
+    made, sign = hospitals(plan, fresh=True), SharedNotes.sign
+
+    def more(notes, plan, samples, steps):
+        return sign(notes, plan, samples + (notes.identity.name == "C"), steps)
+
+    monkeypatch.setattr(SharedNotes, "sign", more)
+    run, _ = trained(federated, made, plan, stages=("ready", "train"))
+    assert refusals(run).keys() == {"C"}
+    assert refusals(run)["C"].startswith("site C: it trains on 9 images, and stated 8 when the job began; restore its images")
 
 
 @pytest.mark.parametrize("asked", [{"round": 10**6}, {"round": -1}, {"round": True}, {"phase": 1}, {"phase": -1}])
