@@ -30,6 +30,7 @@ from feddp.flare.precision import HalfPrecision
 from feddp.flare.site import SiteComponent
 from feddp.jobs import folder as jobs
 from feddp.methods.aggregation import Spec
+from feddp.plan.schema import MOVEMENT
 from feddp.protocol import Sent
 from feddp.stages.movement import Reach
 from feddp.stages.server import nbytes
@@ -178,14 +179,14 @@ def test_what_svts_defaults_spend(plan_for, scope):
     assert f"ε = {spent:,.1f} a round on FedDP's {numbers:,} shared numbers" in PAGE
 
 
-@pytest.mark.parametrize(("scale", "movement", "refused"), [(1 / 60, 4.0, False), (10, 4.0, True), (10, 2400.0, False)])
+@pytest.mark.parametrize(("scale", "movement", "refused"), [(1 / 60, 1, False), (10, 1, True), (10, 600, False)])
 def test_noise_counts_as_movement(plan_for, toy, scope, scale, movement, refused):
     """Laplace noise of scale b exceeds the bound B = movement · lr · steps with probability e^(−B/b), so of n numbers none does
     but in n · e^(−B/b) of the contributions. Of these 37: at B = 60 b, which a larger `movement` restores, in 37 · e^−60, none
     that anybody will see; at b = 10 B each of the 29 that are no running statistics stays below with 1 − e^−0.1 = 0.095."""
-    component = SiteComponent(plan_for(network=toy, method="fedavg", movement=movement).to_json())
+    component = SiteComponent(plan_for(network=toy, method="fedavg", movement=movement * MOVEMENT).to_json())
     received, _ = changed(component)
-    usual = 4 * component.plan.training.lr * 2
+    usual = MOVEMENT * component.plan.training.lr * 2
     release = {"gamma": 1e-6, "epsilon_release": 2 * 1e-6 * 37 / (scale * usual)}
     chain = scope(on_update(SVT, fraction=1.0, tau=0.0, replace=False, **release), GUARD)
     sent = messages.unpack(answered(component, chain, received, received))[0]
@@ -195,13 +196,13 @@ def test_noise_counts_as_movement(plan_for, toy, scope, scale, movement, refused
 
 def test_what_noise_the_page_says_is_within_the_bound():
     """FedDP's n at fraction 0.1, and a hospital of 33 images: 6 steps of 6 images, lr 0.001."""
-    n, bound, scale = math.ceil(0.1 * 4_972_257), 4 * 0.001 * steps_in_an_epoch(33, 6), 2 * 1e-5 / 0.1
+    n, bound, scale = math.ceil(0.1 * 4_972_257), MOVEMENT * 0.001 * steps_in_an_epoch(33, 6), 2 * 1e-5 / 0.1
     assert f"{n:,}" in PAGE
     assert 0.0009 < n * math.exp(-20) < 0.0011
     assert 1 - (1 - math.exp(-13)) ** n == pytest.approx(2 / 3, abs=0.02)
-    assert bound == pytest.approx(0.024)
-    assert bound / scale == pytest.approx(120)
-    assert 20 * 9.9 / (bound / 4) == pytest.approx(33_000)
+    assert bound == pytest.approx(0.044, abs=5e-4)
+    assert bound / scale == pytest.approx(219)
+    assert 20 * 9.9 / (bound / MOVEMENT) == pytest.approx(33_000)
 
 
 def test_training_neither_seeds_nor_draws_from_numpys_generator(open_site, toy):
