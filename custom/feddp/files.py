@@ -182,14 +182,18 @@ def copy_anew(source: Path, part: Path) -> None:
     shutil.copy(source, part)
 
 
-def append_event(path: Path, event: str, **values: Any) -> Event:
-    """Appends an event to a file of JSON lines, with the time in seconds since 1970, whole or not at all; returns it.
+def event_now(event: str, **values: Any) -> Event:
+    """Returns an event with the time in seconds since 1970."""
+    return {"event": event, "time": time.time(), **values}
+
+
+def append_event(path: Path, event: str, **values: Any) -> None:
+    """Appends an event to a file of JSON lines, with the time if it has none, whole or not at all.
 
     Raises:
         StorageError: as `writing`.
     """
-    content = {"event": event, "time": time.time(), **values}
-    line = (json.dumps(content) + "\n").encode()
+    line = (json.dumps(event_now(event, **values)) + "\n").encode()
     with _appending, writing(path), open(path, "ab+", buffering=0) as file:
         end = _whole_lines(file)
         try:
@@ -198,7 +202,6 @@ def append_event(path: Path, event: str, **values: Any) -> Event:
         except OSError:
             file.truncate(end)
             raise
-    return content
 
 
 def _whole_lines(file: FileIO) -> int:
