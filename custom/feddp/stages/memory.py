@@ -90,6 +90,7 @@ class ServerMemory:
         self.lost: dict[str, str] = {}  # {site that vanished: during which task}
         self.versions: dict[str, dict[str, str]] = {}  # {site that takes part in this job, or the server: its versions}
         self.samples: dict[str, int] = {}  # {site: its number of training images, as it last stated it}
+        self.notes: dict[str, str] = {}  # {site: the last note of shared tensors that it signed in this job}
         self.unfit: dict[str, str] = {}  # {site whose versions, told or not, keep it out of this job: why}
         self._progress: tuple[Path, ...] = (folder / PROGRESS,)  # one file, or two with the same lines (`_continue_progress`)
         self._telling = threading.Lock()
