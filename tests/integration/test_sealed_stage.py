@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from feddp.adaptation.request import AdaptationRequest
 from feddp.errors import FedDPError
 from feddp.files import WEIGHTS
 from feddp.flare import messages
+from feddp.flare.context import SiteContext
 from feddp.networks import NETWORKS
 from feddp.networks.weights import fingerprint, save_network
 from feddp.partition import QUERY
@@ -351,6 +353,35 @@ def test_a_site_that_does_not_sign_is_waited_for_once_a_round(method, phases, ho
         ("C", "site C: no answer to agree, so it is not asked for train either")
     ]
     assert run.memory.missed == {"C": 1}
+
+
+@pytest.mark.parametrize("sent", [True, False], ids=["with its note", "without"])
+def test_who_joins_late_knows_how_many_images_a_lost_site_has(sent, hospitals, federated, plan_for, toy, monkeypatch):
+    """C, of 400 images, trains in two rounds and is gone; B, of 8 as A, joins in the third. C counts as 34 · 8 images, 68 steps
+    of batches of 4. With steps of lr each, in one direction, the mean of A and C moves by 34 lr a round, 68 lr in all. B allows
+    4 lr for each step of a mean of two: 2 rounds of (68 + 2) / 2 steps, 280 lr; without C's number 2 rounds of 2 steps, 16 lr.
+    """
+    monkeypatch.setattr(SiteContext, "samples", property(lambda site: 400 if site.name == "C" else 8))
+    plan = plan_for(method="fedavg", network=toy, sites=NAMES, rounds=3, min_sites=2, start="last", batch=4, lr=1e-3)
+    made, asked = hospitals(plan, fresh=True), Counter()
+
+    def present(site, task, reply):
+        asked[site] += task == "agree"
+        if site == "B" and asked[site] <= 2 or site == "C" and asked[site] > 2:
+            return None
+        if (site, task) == ("C", "train"):
+            tensors, scalars = messages.unpack(reply)
+            return messages.pack(tensors | {"head.bias": tensors["head.bias"] + 68 * 1e-3}, **scalars)
+        return reply
+
+    if not sent:
+        told = made["B"].answer
+        made["B"].answer = lambda task, tensors=None, earlier=None, **scalars: told(task, tensors, **scalars)
+    run, _ = federated(made, plan, "train", change=present)
+    assert run.memory.missed == ({"B": 2, "C": 1} if sent else {"B": 2})
+    assert bool(run.panics) is not sent
+    if not sent:
+        assert "it refuses the shared tensors of step 2, 2 after the first ones: head.bias" in made["B"].last_error()
 
 
 class Anything:

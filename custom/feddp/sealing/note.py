@@ -157,6 +157,25 @@ class SharedNotes:
         self.samples |= {site: statement.samples for site, statement in statements.items()}
         return max((statement.steps for statement in statements.values()), default=0)
 
+    def remember(self, plan: str, notes: Mapping[str, Any], left_out: Callable[[str, FedDPError], None]) -> None:
+        """Takes from earlier notes of this job how many images sites have that do not sign now, for nothing else.
+
+        They have moved the shared tensors too, and a site that joins late has not seen their notes.
+
+        Args:
+            plan, left_out: as for `require_same`.
+            notes: {site of the plan: the last note that it signed, as text}.
+        """
+        for site in sorted(notes.keys() - self.samples.keys() - {self.identity.name}):
+            try:
+                statement = statement_in(site, notes[site], self.identity.accept)
+                if (statement.job, statement.plan) != (self._job, plan):
+                    raise SealingError(f"site {site}: it signed its earlier note in another job, which counts as none")
+            except SealingError as error:
+                left_out(site, error)
+            else:
+                self.samples[site] = statement.samples
+
 
 def statement_in(site: str, note: Any, accept: Accept) -> Statement:
     """Returns the statement of a note, given as text.

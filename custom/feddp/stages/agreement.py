@@ -56,7 +56,9 @@ def agreed(
 
     answers = server.ask(protocol.AGREE, Message(scalars=asdict(told)), (), check, among=among, brought_by=task, **metadata)
     notes = {site: _text(site, answer) for site, answer in answers.items()}
-    return {"sites": list(told.sites), "notes": notes}, notes.keys()
+    earlier = {site: note for site, note in server.memory.notes.items() if site not in notes}
+    server.memory.notes |= notes
+    return {"sites": list(told.sites), "notes": notes, "earlier": earlier}, notes.keys()
 
 
 def require_samples(server: Server, site: str, samples: float) -> None:

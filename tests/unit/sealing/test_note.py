@@ -108,6 +108,25 @@ def test_a_site_that_states_no_images_is_left_out_by_name(notes):
         statement_in("B", given["B"], notes["A"].identity.accept)
 
 
+def test_earlier_notes_tell_numbers_of_images_and_nothing_else(notes, office, identities):
+    """C signed in a round before and is gone. What A knows stays; a note of another job, plan or signer tells nothing."""
+    gone, out = replace(TOLD, round=1, shared="b" * 64), []
+    assert required(notes, {"B": signed(notes, "B", samples=6)}, least=2) == []
+
+    def remember(**given):
+        out.clear()
+        notes["A"].remember(PLAN, given, lambda site, why: out.append(site))
+        return notes["A"].samples
+
+    other = {"C": SharedNotes(identities["C"], "job-2")}
+    for note in (signed(notes, "C", gone, plan="6" * 64), signed(other, "C", gone), signed(notes, "B", gone), "x", 7):
+        assert (remember(C=note), out) == ({"B": 6}, ["C"])
+    early = signed(notes, "C", gone, samples=400, steps=99)
+    assert remember(C=early, A=early, B=signed(notes, "B", gone, samples=9)) == {"B": 6, "C": 400}
+    assert out == []
+    assert notes["A"].made == 3, "steps of B, who signs now"
+
+
 def test_a_site_counts_once_and_only_if_it_is_of_the_run(notes, identities, office):
     with pytest.raises(SharedError, match="1 of the 2 sites"):
         required(notes, {"A": signed(notes, "A")}, least=2)
