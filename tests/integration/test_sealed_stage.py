@@ -357,9 +357,9 @@ def test_a_site_that_does_not_sign_is_waited_for_once_a_round(method, phases, ho
 
 @pytest.mark.parametrize("sent", [True, False], ids=["with its note", "without"])
 def test_who_joins_late_knows_how_many_images_a_lost_site_has(sent, hospitals, federated, plan_for, toy, monkeypatch):
-    """C, of 400 images, trains in two rounds and is gone; B, of 8 as A, joins in the third. C counts as 34 · 8 images, 68 steps
-    of batches of 4. With steps of lr each, in one direction, the mean of A and C moves by 34 lr a round, 68 lr in all. B allows
-    4 lr for each step of a mean of two: 2 rounds of (68 + 2) / 2 steps, 280 lr; without C's number 2 rounds of 2 steps, 16 lr.
+    """C, of 400 images, trains in two rounds and is gone; B, of 8 as A, joins in the third. C counts as 18 · 8 images, 36 steps
+    of batches of 4. It moves by 68 lr a round, the mean of A and C by 34 lr, 68 lr in all. B allows 7.3 lr for each step of a
+    mean of two: 2 rounds of (36 + 2) / 2 steps, 277 lr; without C's number 2 rounds of 2 steps, 29 lr.
     """
     monkeypatch.setattr(SiteContext, "samples", property(lambda site: 400 if site.name == "C" else 8))
     plan = plan_for(method="fedavg", network=toy, sites=NAMES, rounds=3, min_sites=2, start="last", batch=4, lr=1e-3)
