@@ -246,7 +246,7 @@ def test_at_zero_all_dials_share_their_runs(dials, tmp_path, made):
 def test_the_dice_of_every_test_image_is_kept(dials, tmp_path):
     """24 images of 12 patients a site, 60/20/20: 2 test patients with 2 images each, or 3. The mean over the sites of the
     images' mean is that of results.json, before and after FedDP's last stage."""
-    words = ["style", "--out", str(tmp_path), *SMALL.split(), "--methods", "FedDP, λ = 0"]
+    words = ["style", "--out", str(tmp_path), *SMALL.split(), "--values", "1", "--methods", "FedDP, λ = 0"]
     dials.main(words)
     given = {"network": "small", "sites": 3, "images": 24, "size": 32, "rounds": 1, "epochs": 1, "thin": False, "settings": ()}
     tested = dials.Campaign("style", tmp_path, **given).tested(1, [0], ["FedAvg", "FedDP, λ = 0"])
