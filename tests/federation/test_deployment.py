@@ -398,9 +398,8 @@ def hostile(federation, feddp, fedavg, tmp_path_factory):
     made += [job("filter", "client", filtered), job("server", "server", added(AT_SERVER))]
     made.append(job("renamed", "client", _one_task_more))
     behind = {"min_clients": 1, "deploy_map": {"app_server": ["server"], "app_client": [WITHOUT]}}
-    for name, change in (("behind-widget", added(f"nvflare.app_common.{WIDGETS[0]}")), ("behind-filter", filtered)):
-        made.append(job(name, "client", change))
-        described(made[-1], **behind)
+    made.append(job("behind-widget", "client", added(f"nvflare.app_common.{WIDGETS[0]}")))
+    described(made[-1], **behind)
     made.append(jobs.export(replace(plan_of(shipped), seed=2), root / "behind-unapproved"))
     described(made[-1], **behind)
     made.append(jobs.export(replace(plan_of(shipped), seed=1, sites=STUDYING), root / STUDY, STUDY))
@@ -455,10 +454,10 @@ def test_nobody_brings_code(federation, tmp_path, app):
         federation.session.submit_job(str(folder))
 
 
-@pytest.mark.parametrize(("name", "path"), [("widget", f"nvflare.app_common.{WIDGETS[0]}"), ("filter", FILTER)])
-def test_behind_the_admission_a_class_off_the_hospitals_list_is_not_loaded(federation, hostile, name, path):
-    """At a hospital that took the admission out; no task reaches it. The list has none of the classes tried above."""
-    id, meta = hostile[f"behind-{name}"]
+def test_behind_the_admission_a_class_off_the_hospitals_list_is_not_loaded(federation, hostile):
+    """At a hospital that took the admission out; no task reaches it. The list has none of the classes tried above. As a filter
+    and as an executor: test_allow_list.py."""
+    path, (id, meta) = f"nvflare.app_common.{WIDGETS[0]}", hostile["behind-widget"]
     assert f"{WITHOUT}: OK" in meta["job_deploy_detail"], "the control"
     assert meta["status"] == "FINISHED:ABNORMAL"
     assert re.search(rf"Component '{re.escape(path)}' at config path '[^']*' is not in allow_list", federation.log(WITHOUT, id))

@@ -45,6 +45,7 @@ from benchmarks import (
 )
 from benchmarks.exact import Exact
 from benchmarks.leak import invert
+from benchmarks.small import FEW, narrow_resnet
 from feddp.data import loading
 from feddp.errors import FedDPError, InputError
 from feddp.files import append_event
@@ -616,8 +617,10 @@ def test_exact_operations_move_running_statistics_and_every_part_of_an_optimiser
 
 @pytest.mark.parametrize("method", OWN)
 def test_gpu_agree_has_a_network_for_each_method(method, monkeypatch, tiny_root):
-    """Its private rule selects tensors of it, as a run requires."""
-    monkeypatch.setitem(NETWORKS, gpu_agree.STILL, NETWORKS[gpu_agree.FITTING.get(method, gpu_agree.USUAL)])
+    """Its private rule selects tensors of it, as a run requires. The networks have few channels and a block in each stage."""
+    less = FEW | {"depths": (1, 1, 1, 1)}
+    few = {gpu_agree.USUAL: functools.partial(NETWORKS[gpu_agree.USUAL], **less), "resnet18-fpn": narrow_resnet}
+    monkeypatch.setitem(NETWORKS, gpu_agree.STILL, few[gpu_agree.FITTING.get(method, gpu_agree.USUAL)])
     plan, first = gpu_agree.plan_of(method, tiny_root, "cpu")
     assert set(partition_of(plan, build_network(plan)).shared) <= set(first)
 

@@ -25,14 +25,16 @@ from feddp.run.predict import PredictOptions, predict
 PLAIN = "unet"
 VIRTUAL = {"virtual": 4, "temperature": 0.1, "nested": 1, "paa": 1}
 OPTIONS = {"local_calibration": {"sites": 3}, "lora": {"rank": 2}, "virtual_classes": VIRTUAL}
+# with as few blocks and channels, a network of the values has the layers of the one of its key
+ALIKE = {"pvt_v2_b0-fpn": ("pvt_v2_b1-fpn", "pvt_v2_b2-fpn"), "resnet18-fpn": ("resnet34-fpn",)}
+EXPORTED = [name for name in NETWORKS if name not in sum(ALIKE.values(), ())]
 # (network, layers, classes, labels, channels, normalise): each value of each at least once, each network and layer
 CASES = [
-    (name, {}, 1 + i % 2, ("nested", "exclusive")[i % 4 // 2], (3, 1)[i % 3 // 2], "zscore") for i, name in enumerate(NETWORKS)
+    (name, {}, 1 + i % 2, ("nested", "exclusive")[i % 4 // 2], (3, 1)[i % 3 // 2], "zscore") for i, name in enumerate(EXPORTED)
 ]
 CASES += [("pvt", {name: OPTIONS.get(name, {})}, 2, "nested", 3, "scale") for name in LAYERS]
 ONE = (1, 1, 1, 1)  # a block of each stage
-LESS = {name: FEW | {"depths": ONE} for name in ("pvt_v2_b1-fpn", "pvt_v2_b2-fpn", "pvt_v2_b0_s-fpn")}
-LESS |= {name: {"layers": ONE} for name in ("resnet34-fpn", "resnet50-fpn")}
+LESS = {"pvt_v2_b0_s-fpn": FEW | {"depths": ONE}, "resnet50-fpn": {"layers": ONE}}
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +44,15 @@ def _narrow(monkeypatch):
     for name, less in LESS.items():
         monkeypatch.setitem(NETWORKS, name, partial(NETWORKS[name], **less))
     monkeypatch.setitem(NETWORKS, "pvt", shallow)
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_the_other_networks_differ_from_one_that_is_exported_in_numbers_alone(name):
+    """Every layer with its options, as torch writes it: with as many blocks and channels the networks are one."""
+    less = FEW | {"depths": ONE} if name.startswith("pvt") else {"layers": ONE}
+    written = str(NETWORKS[name](3, 1, False, **less))
+    assert [str(NETWORKS[other](3, 1, False, **less)) for other in ALIKE[name]] == [written] * len(ALIKE[name])
+    assert str(NETWORKS["resnet50-fpn"](3, 1, False, layers=ONE)) != written, "the control"
 
 
 def saved(folder, network=PLAIN, layers=None, classes=1, labels="nested", channels=3, normalise="zscore", size=32, **texts):

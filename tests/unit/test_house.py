@@ -2,18 +2,24 @@
 
 import ast
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import feddp
 from support.order import LONGEST
 
 PACKAGE = Path(feddp.__file__).parent
-MODULES = {path.relative_to(PACKAGE): ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
+
+
+@cache
+def modules() -> dict[Path, ast.Module]:
+    """Parsed once, where a test of this file runs, and not wherever tests are found."""
+    return {path.relative_to(PACKAGE): ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
 
 
 def test_no_two_classes_have_one_name():
     places = defaultdict(list)
-    for path, tree in MODULES.items():
+    for path, tree in modules().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(str(path))
@@ -23,7 +29,7 @@ def test_no_two_classes_have_one_name():
 def test_no_name_of_a_module_means_three_things():
     """Two may share a name where one layer rests on the other, as a stage and its command do."""
     places = defaultdict(list)
-    for path in MODULES:
+    for path in modules():
         if path.stem != "__init__":
             places[path.stem].append(str(path))
     assert {name: paths for name, paths in places.items() if len(paths) > 2} == {}
@@ -31,7 +37,8 @@ def test_no_name_of_a_module_means_three_things():
 
 def test_no_module_imports_itself_by_way_of_others():
     """Imports within functions and for types alone are counted too."""
-    names = {".".join(("feddp", *path.with_suffix("").parts)).removesuffix(".__init__"): tree for path, tree in MODULES.items()}
+    dotted = {path: ".".join(("feddp", *path.with_suffix("").parts)).removesuffix(".__init__") for path in modules()}
+    names = {dotted[path]: tree for path, tree in modules().items()}
     imports = {name: {found for found in _imported(tree) if found in names and found != name} for name, tree in names.items()}
     while free := {name for name, wanted in imports.items() if not wanted & imports.keys()}:
         imports = {name: wanted for name, wanted in imports.items() if name not in free}
@@ -49,7 +56,7 @@ def _imported(tree: ast.Module):
 
 def test_nobody_but_the_writer_writes_to_a_terminal():
     """What ruff's bans (pyproject.toml) do not see: `print` handed on, streams by another name, bars on another console."""
-    others = {path: tree for path, tree in MODULES.items() if str(path) != "terminal.py"}
+    others = {path: tree for path, tree in modules().items() if str(path) != "terminal.py"}
     assert {str(path): found for path, tree in others.items() if (found := [*_writing(tree)])} == {}
     for wrong in ("run(print)", "getattr(sys, 'stdout')", "Live()", "Progress()", "open('/dev/tty')", "os.write(1, b'')"):
         assert [*_writing(ast.parse(wrong))], f"the control: {wrong}"
