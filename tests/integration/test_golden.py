@@ -2,7 +2,7 @@
 
 This is a regression record: it says that numbers have changed, not that they were right. What is right is derived elsewhere
 (test_method_numbers, test_fedlc, test_calibration, ...). A change that is meant to change numbers comes with a record written
-anew by `PYTHONPATH=tests python tests/integration/test_golden.py`, and says why.
+anew by `PYTHONPATH=.:tests python tests/integration/test_golden.py`, and says why.
 
 Tolerances. Another build of torch, or another processor, rounds in another order. AdamW's first steps depend on a gradient's
 sign more than on its size, so where a gradient is near 0, rounding can move a weight by its whole step: losses and norms are
