@@ -1,6 +1,6 @@
 """The TLS handshakes at a server's http port: a time limit, and so many of them at once.
 
-FLARE's driver leaves them to asyncio, which gives each 60 s and a quarter of a megabyte, and takes any number: whoever reaches
+FLARE's driver leaves them to asyncio, which gives each 60 s and a third of a megabyte, and takes any number: whoever reaches
 the port could use up the server's memory and open files without a certificate. For tcp, see `handshakes`.
 """
 
@@ -14,7 +14,7 @@ from aiohttp import web
 from feddp.flare.handshakes import BACKLOG, SECONDS
 from feddp.flare.waiting import Waiting
 
-# at once at a listening port: 0.13 GB, and less than the 1024 open files that systemd gives a service. More than
+# at once at a listening port: 0.2 GB, and less than the 1024 open files that systemd gives a service. More than
 # `handshakes.MOST`: over a slow line a genuine handshake takes a tenth of a second, and the oldest makes way
 MOST = 512
 
@@ -39,7 +39,7 @@ def bound_web_handshakes(failed: Callable[[str, str], None]) -> None:
             lambda: _Handshake(site._runner.server, context, handshakes, failed), site._host, site._port, backlog=BACKLOG
         )
 
-    web.TCPSite.start = start  # type: ignore[method-assign]
+    web.TCPSite.start = start  # type: ignore[assignment, method-assign]
 
 
 class _Handshake(asyncio.Protocol):
@@ -71,8 +71,7 @@ class _Handshake(asyncio.Protocol):
         loop, address, secured, why = asyncio.get_running_loop(), transport.get_extra_info("peername"), None, ""
         try:
             if not transport.is_closing():
-                how = {"server_side": True, "ssl_handshake_timeout": SECONDS}
-                secured = await loop.start_tls(transport, self, self._context, **how)
+                secured = await loop.start_tls(transport, self, self._context, server_side=True, ssl_handshake_timeout=SECONDS)
         except ssl.SSLError as error:
             why = str(error.reason or error)
         except ConnectionAbortedError as error:  # the time limit
