@@ -48,6 +48,7 @@ def together(plan_for, toy):
         ("samples", 10, 34 * 68 / 76),
         ("median", 3, 34),  # the two are the majority
         ("median", 4, 34 / 2),  # the mean of an honest one and of one of the two
+        ("median", 5, 0),  # the one in the middle is honest
         ("median", 10, 0),  # between honest ones
         ("trimmed", 3, 34),
         ("trimmed", 4, 34 / 2),
