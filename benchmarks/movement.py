@@ -67,21 +67,21 @@ def main(arguments: Sequence[str]) -> None:
 def shares(run: Options, data: Path, out: Path) -> dict[str, float]:
     """Runs; returns {column: the largest share of a bound}. `out` is removed."""
     largest: dict[str, float] = defaultdict(float)
-    measure, near = Reach.furthest, Site.require_near
+    measure, beyond, near = Reach.furthest, Reach.beyond, Site.require_near
 
     def measured(reach: Reach, before: Mapping[str, Tensor], after: Mapping[str, Tensor], times: int = 1) -> Furthest | None:
         for kind in KINDS:
             names = [name for name in after if (reach.kinds[name] is WEIGHT) == (kind == PARAMETERS)]
             if times and (one := measure(reach, before, {name: after[name] for name in names}, times)):
                 largest[kind] = max(largest[kind], one.share)
-        return measure(reach, before, after, times)
+        return beyond(reach, before, after, times)
 
     def received(site: Site, shared: Mapping[str, Tensor], state: State, step: int, steps: float) -> None:
         if step and (one := measure(Reach(site.expected, steps), site._first_shared, shared, step)):
             largest[LATE] = max(largest[LATE], one.share)
         near(site, shared, state, step, steps)
 
-    with patch.object(Reach, "furthest", measured), patch.object(Site, "require_near", received):
+    with patch.object(Reach, "beyond", measured), patch.object(Site, "require_near", received):
         run_here(data, out, run, "local")
     shutil.rmtree(out)
     return dict.fromkeys(COLUMNS, 0.0) | largest

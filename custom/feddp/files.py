@@ -25,14 +25,14 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
 from feddp.errors import BadFile, InputError, Problem, StorageError
 from feddp.limits import EVENT_BYTES, RESULTS_BYTES, SITES
-from feddp.reading import is_name, opened, parse, read_json, real, short
+from feddp.reading import is_name, opened, parse, read_json, short
 
 RUN = "run.json"
 CONFIG = "run.yaml"
@@ -182,14 +182,18 @@ def copy_anew(source: Path, part: Path) -> None:
     shutil.copy(source, part)
 
 
-def append_event(path: Path, event: str, **values: Any) -> Event:
-    """Appends an event to a file of JSON lines, with the time in seconds since 1970, whole or not at all; returns it.
+def event_now(event: str, **values: Any) -> Event:
+    """Returns an event with the time in seconds since 1970."""
+    return {"event": event, "time": time.time(), **values}
+
+
+def append_event(path: Path, event: str, **values: Any) -> None:
+    """Appends an event to a file of JSON lines, with the time if it has none, whole or not at all.
 
     Raises:
         StorageError: as `writing`.
     """
-    content = {"event": event, "time": time.time(), **values}
-    line = (json.dumps(content) + "\n").encode()
+    line = (json.dumps(event_now(event, **values)) + "\n").encode()
     with _appending, writing(path), open(path, "ab+", buffering=0) as file:
         end = _whole_lines(file)
         try:
@@ -198,7 +202,6 @@ def append_event(path: Path, event: str, **values: Any) -> Event:
         except OSError:
             file.truncate(end)
             raise
-    return content
 
 
 def _whole_lines(file: FileIO) -> int:
@@ -222,11 +225,12 @@ def events_after(path: Path, start: int) -> tuple[list[Event], int]:
     An incomplete last line is not read: it is being written, or its writer was killed.
 
     Raises:
-        BadFile: a line is no JSON object, it is no regular file, a link out of its folder, or more than EVENT_BYTES follow.
+        BadFile: a line is no JSON object, it is no regular file, a link out of its folder or of its run's, or more than
+            EVENT_BYTES follow.
     """
     if not path.exists():
         return [], start
-    with opened(path, start + EVENT_BYTES, path.parent) as handle:
+    with opened(path, start + EVENT_BYTES, folder_of(path) or path.parent) as handle:
         handle.seek(start)
         content = handle.read(EVENT_BYTES)
     end = content.rfind(b"\n") + 1
@@ -244,11 +248,10 @@ def read_results(run: Path) -> dict[str, Any]:
     """Returns results.json of a finished run.
 
     Raises:
-        InputError: the file is missing or unreadable, one of its entries is not valid, or one of the run's files leads out.
+        InputError: the file is missing or unreadable, a link out of the run's folder, or one of its entries is not valid.
     """
-    _require_no_way_out(run)
     try:
-        results = read_json(run / RESULTS, RESULTS_BYTES)
+        results = read_json(run / RESULTS, RESULTS_BYTES, run)
     except (FileNotFoundError, BadFile) as error:
         missing = f"it has no {RESULTS}" if run.exists() else "it does not exist"
         why = missing if isinstance(error, FileNotFoundError) else short(str(error), 300)
@@ -274,18 +277,14 @@ def read_results(run: Path) -> dict[str, Any]:
 
 def folder_of(file: Path) -> Path | None:
     """Returns the folder to which a file belongs, and out of which it may not lead if it is a link: that of the run, or a
-    site's own of a job; None if the file stands for itself."""
+    site's own of a job; None if the file stands for itself.
+
+    Whatever reads a file that may be a run's asks for it: whoever made the run's folder may have made links of its files, of
+    sites/<site> or of job/<name>/app_server/config. Links that nobody reads do no harm.
+    """
     parents = file.absolute().parents
-    runs = [folder for folder in parents[:3:2] if any((folder / name).exists() for name in (RUN, RESULTS))]
+    runs = [folder for folder in parents[:5:2] if any((folder / name).exists() for name in (RUN, RESULTS))]
     return runs[0] if runs else parents[0] if (parents[0] / RECORD).exists() else None
-
-
-def _require_no_way_out(run: Path) -> None:
-    """Raises BadFile if a file of a run's folder, which others may have made, is a link that leads out of the folder."""
-    below = (path for pattern in ("*", "sites/*", "sites/*/*") for path in run.glob(pattern))
-    for path in (path for path in below if path.is_symlink()):
-        with suppress(FileNotFoundError):  # it leads nowhere
-            real(path, run)
 
 
 def site_folder(run: Path, site: str) -> Path:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 COMPILER, ITS_UTILS = "torch._dynamo", "torch._dynamo.utils"
 META = "torch._meta_registrations"  # those kernels of the meta device that are written in Python
-# FLARE's modules of a job's process: a site's and the server's
+# FLARE's modules of the process that runs a kit, and of a job's process: a site's and the server's
+PARENTS = ("nvflare.private.fed.app.client.client_train", "nvflare.private.fed.app.server.server_train")
 JOBS = ("nvflare.private.fed.app.client.worker_process", "nvflare.private.fed.app.server.runner_process")
 # those and others that run as a process of a run, by FLARE's simulator or by `--env local --threads N`
 PROCESSES = {

@@ -4,6 +4,8 @@ nothing that a kit names is loaded, built or run to find out."""
 import base64
 import json
 import os
+import re
+import shlex
 import shutil
 import socket
 import ssl
@@ -888,3 +890,29 @@ def test_the_check_opens_nothing_outside_kit_data_and_packages(kit, forked, tiny
     opened = {args[0] for event, args in checking if event == "open"}
     assert {str(kit / "startup/sub_start.sh"), str(kit / "local/privacy.json"), str(data / "split.csv")} <= opened
     assert outside(control, kit, data, *software) == [str(tmp_path / "elsewhere")]
+
+
+OPEN = f'lets other users .* claim to be its own processes .*[.] Write "internal": {re.escape(json.dumps(INTERNAL))}'
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "content", "said"),
+    [
+        ("hospital-a", "client.client_train", COMMUNICATION, OPEN),
+        (SERVER, "server.server_train", COMMUNICATION, OPEN),
+        ("hospital-a", "client.client_train", [], "is not a JSON object"),
+    ],
+)
+def test_a_kit_without_own_connections_does_not_start(copy, name, module, content, said):
+    """Of an earlier version, not checked: it would start, take a job and fail in it. FLARE's own process, as its script starts
+    it; that it starts otherwise, test_deployment.py shows."""
+    kit = copy(name)
+    script = (kit / "startup/sub_start.sh").read_text()
+    command = re.search(rf"python3 (-u -m nvflare\.private\.fed\.app\.{module} .*)", script)[1].replace("$WORKSPACE", str(kit))
+    (kit / "local/comm_config.json").write_text(json.dumps(content))
+    done = subprocess.run([sys.executable, *shlex.split(command)], cwd="/", capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2, done.stderr
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if "comm_config.json" in line]
+    assert len(lines) == 1
+    assert re.match(f"{re.escape(str(kit))}/local/comm_config.json: {said}", lines[0])
+    assert "Traceback" not in done.stdout + done.stderr

@@ -122,6 +122,14 @@ def test_what_the_job_will_do_is_said(folder, kit, plan):
     assert said in approve(folder, kit, answer="n\n")[1]
 
 
+@pytest.mark.parametrize(("batch", "said"), [(3, "3 steps"), (7, "1 step"), (8, "1 step")])
+def test_the_steps_are_those_that_training_makes(kit, plan_for, tiny_root, batch, said):
+    """Of 8 images and batches of 7 the eighth waits for another epoch: batch normalization takes no batch of one image."""
+    job = SimpleNamespace(plan=plan_for(sites=SITES, batch=batch), request=None, asked=None, resume="")
+    text = "\n".join(described("ours", job, policy(kit), tiny_root / "site-1"))
+    assert f"in steps of {batch} images, {said} per epoch for the 8 training images here" in text
+
+
 @pytest.mark.parametrize(("start", "least", "notes"), [("best", 5, 2), ("last", 5, 1), ("best", 2, 0)])
 def test_too_few_images_to_select_rounds_by_are_said(plan_for, tmp_path, kit, start, least, notes):
     """The tiny site has two. Other sites may have enough, so it is no reason against the job."""

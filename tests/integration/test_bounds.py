@@ -92,7 +92,7 @@ def test_beyond_a_bound_no_approval_helps(usual, changes, message):
     [
         ({"lr": 1e-5}, "lr", "lr=0.001 is above its upper bound 1e-05"),
         ({"lr": 5e-4}, "heads_lr", "heads_lr=0.001 is above its upper bound 0.0005"),
-        ({"local_epochs": 0}, "local_epochs", "local_epochs=1 is above its upper bound 0"),
+        ({"clip": 0.5}, "clip", "clip=1.0 is above its upper bound 0.5"),
         ({"rounds": 10}, "heads_epochs", "heads_epochs=20 is above its upper bound 10"),
     ],
 )
@@ -103,6 +103,21 @@ def test_a_setting_that_the_plan_leaves_at_its_default_is_held_to_the_bounds(bou
     assert name not in plan.settings, "the control"
     assert any(problem.startswith(message) for problem in Bounds.of("hospital", bounds).problems(plan))
     assert Bounds().problems(plan) == []
+
+
+UPPER = ("lr", "clip", "weight_decay", "local_epochs", "rounds", "movement", "statistics")
+
+
+@pytest.mark.parametrize("name", UPPER)
+def test_a_bound_that_would_refuse_every_job_is_none(plan_for, name):
+    """Where a plan cannot have 0, no plan is within a largest value of 0."""
+    try:
+        plan_for(**{name: 0})
+    except FedDPError:
+        with pytest.raises(FedDPError, match=f"^site hospital: privacy.json's bounds: {name}=0 refuses every job; write a "):
+            policy(bounds={name: 0})
+    else:
+        assert getattr(policy(bounds={name: 0}).bounds, name) == 0
 
 
 @pytest.mark.parametrize(

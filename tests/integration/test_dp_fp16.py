@@ -22,6 +22,7 @@ from nvflare.fuel.utils import fobs
 from nvflare.private.fed.app.fl_conf import create_privacy_manager
 
 from feddp import protocol
+from feddp.data.loading import steps_in_an_epoch
 from feddp.errors import FedDPError
 from feddp.flare import messages
 from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
@@ -29,7 +30,9 @@ from feddp.flare.precision import HalfPrecision
 from feddp.flare.site import SiteComponent
 from feddp.jobs import folder as jobs
 from feddp.methods.aggregation import Spec
+from feddp.plan.schema import MOVEMENT
 from feddp.protocol import Sent
+from feddp.stages.movement import Reach
 from feddp.stages.server import nbytes
 from feddp.stages.tensors import Expected
 from feddp.stages.train import train
@@ -174,6 +177,32 @@ def test_what_svts_defaults_spend(plan_for, scope):
     spent = ours.mechanism.get_privacy_spent()
     assert spent == pytest.approx(0.1 + 0.1 * math.ceil(0.1 * numbers), rel=1e-9)
     assert f"ε = {spent:,.1f} a round on FedDP's {numbers:,} shared numbers" in PAGE
+
+
+@pytest.mark.parametrize(("scale", "movement", "refused"), [(1 / 60, 1, False), (10, 1, True), (10, 600, False)])
+def test_noise_counts_as_movement(plan_for, toy, scope, scale, movement, refused):
+    """Laplace noise of scale b exceeds the bound B = movement · lr · steps with probability e^(−B/b), so of n numbers none does
+    but in n · e^(−B/b) of the contributions. Of these 37: at B = 60 b, which a larger `movement` restores, in 37 · e^−60, none
+    that anybody will see; at b = 10 B each of the 29 that are no running statistics stays below with 1 − e^−0.1 = 0.095."""
+    component = SiteComponent(plan_for(network=toy, method="fedavg", movement=movement * MOVEMENT).to_json())
+    received, _ = changed(component)
+    usual = MOVEMENT * component.plan.training.lr * 2
+    release = {"gamma": 1e-6, "epsilon_release": 2 * 1e-6 * 37 / (scale * usual)}
+    chain = scope(on_update(SVT, fraction=1.0, tau=0.0, replace=False, **release), GUARD)
+    sent = messages.unpack(answered(component, chain, received, received))[0]
+    beyond = Reach(component.expected, 2).beyond(received, sent)
+    assert (beyond is not None) == refused
+
+
+def test_what_noise_the_page_says_is_within_the_bound():
+    """FedDP's n at fraction 0.1, and a hospital of 33 images: 6 steps of 6 images, lr 0.001."""
+    n, bound, scale = math.ceil(0.1 * 4_972_257), MOVEMENT * 0.001 * steps_in_an_epoch(33, 6), 2 * 1e-5 / 0.1
+    assert f"{n:,}" in PAGE
+    assert 0.0009 < n * math.exp(-20) < 0.0011
+    assert 1 - (1 - math.exp(-13)) ** n == pytest.approx(2 / 3, abs=0.02)
+    assert bound == pytest.approx(0.044, abs=5e-4)
+    assert bound / scale == pytest.approx(219)
+    assert 20 * 9.9 / (bound / MOVEMENT) == pytest.approx(33_000)
 
 
 def test_training_neither_seeds_nor_draws_from_numpys_generator(open_site, toy):

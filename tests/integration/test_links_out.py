@@ -1,14 +1,20 @@
 """A link in a folder that others can write leads no command out of the folder; links within it, and to it, are honest."""
 
 import json
+import os
 import shutil
+from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
+from torch.nn import Linear
 
+from feddp.compare.scores import IMAGE, read_table
+from feddp.compare.variants import FINAL
 from feddp.errors import BadFile, InputError
 from feddp.files import append_event, folder_of, read_events, read_results
-from feddp.networks.weights import read_network
+from feddp.networks.weights import load_checkpoint, read_network
 from feddp.pages.provenance import _sha256
 from feddp.reading import read_own
 from support.report_runs import save_toy, toy_run
@@ -57,9 +63,13 @@ def typed(run, feddp, tiny_root, tmp_path, monkeypatch):
     return feddp
 
 
-def test_no_command_follows_a_run_s_link_to_a_network_elsewhere(typed, run, tmp_path):
+def test_no_command_follows_a_run_s_link_to_a_network_elsewhere(typed, run, tmp_path, plan_for, toy):
     """A run that somebody gave away: its networks would be read, hashed, copied and sent from wherever they lie."""
-    turned(run / "sites/site-1/network.safetensors", tmp_path / "elsewhere")
+    results = json.loads((run / "results.json").read_text())
+    results = plan_for(network=toy).to_json() | results | {"network": toy, "start_round": 3, "best_round": 3}
+    (run / "results.json").write_text(json.dumps(results))
+    for file in (save_toy(run / "shared.safetensors", toy, 0), run / "sites/site-1/network.safetensors"):
+        turned(file, tmp_path / "elsewhere")
     said = {name: typed(*words) for name, words in COMMANDS.items()}
     assert {name: (code, err) for name, (code, _, err) in said.items() if code != 2 or WAY_OUT not in err} == {}
     assert not [
@@ -67,7 +77,7 @@ def test_no_command_follows_a_run_s_link_to_a_network_elsewhere(typed, run, tmp_
     ]
 
 
-@pytest.mark.parametrize("name", ["results.json", "sites/site-1/images.csv", "sites/site-1", "run.json"])
+@pytest.mark.parametrize("name", ["results.json", "sites/site-1", "run.json"])
 def test_no_file_of_a_run_leads_out(typed, run, tmp_path, name):
     if name == "run.json":
         (run / name).write_text(json.dumps({"plan": {"method": "secret"}}))
@@ -75,12 +85,57 @@ def test_no_file_of_a_run_leads_out(typed, run, tmp_path, name):
     code, _, said = typed("report", "run", "--out", "page.html")
     assert (code, WAY_OUT in said) == (2, True)
     assert typed("runs", "list", ".")[0] == (2 if name == "run.json" else 0)
-    with pytest.raises(BadFile, match=WAY_OUT) if name != "results.json" else pytest.raises(Exception, match=WAY_OUT):
-        read_results(run)
+
+
+# the files of a run, and what reads them
+READERS = {
+    "results.json": lambda file: read_results(file.parent),
+    "time.json": lambda file: read_own(file, InputError, "remove it"),
+    "progress.jsonl": read_events,
+    "sites/site-1/record.jsonl": read_events,
+    "sites/site-1/images.csv": lambda file: read_table(file, IMAGE, FINAL, "none"),
+    "sites/site-1/network.safetensors": read_network,
+    "job/feddp/app_server/config/weights.safetensors": read_network,
+    "weights.pt": lambda file: load_checkpoint(Linear(1, 1), file),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_whatever_reads_a_run_s_file_stays_in_the_run(run, tmp_path, name):
+    """Each file, and each folder above it, is a link in turn."""
+    file, read = run / name, READERS[name]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if file.suffix == ".safetensors":
+        shutil.copy(run / "sites/site-2/network.safetensors", file)
+    elif file.suffix == ".pt":
+        torch.save(Linear(1, 1).state_dict(), file)
+    elif not file.exists():
+        append_event(file, "round", round=1)
+    read(file)
+    for path in (file, *file.parents[: len(Path(name).parts) - 1]):
+        target = turned(path, tmp_path / "elsewhere")
+        with pytest.raises(InputError, match=WAY_OUT) as refused:
+            read(file)
+        assert str(file) in str(refused.value) or name == "results.json"
+        path.unlink()
+        target.rename(path)
+    read(file)
+
+
+def test_a_link_that_no_command_reads_does_no_harm(typed, run, tmp_path):
+    """A hospital's own link to its notes, say. What it leads to would end whoever opened it."""
+    (tmp_path / "elsewhere").mkdir()
+    os.mkfifo(tmp_path / "elsewhere/notes")
+    for place in ("notes", "sites/notes", "sites/site-1/notes"):
+        (run / place).symlink_to(tmp_path / "elsewhere/notes")
+    (run / "scans").symlink_to(tmp_path / "elsewhere")
+    assert read_results(run)["sites"]
+    for name in ("report", "compare's page", "predict"):
+        code, _, said = typed(*COMMANDS[name])
+        assert code == 0, said
 
 
 def test_the_page_hashes_nothing_elsewhere(run, tmp_path):
-    """Below the check of the whole run."""
     secret = turned(run / "sites/site-1/network.safetensors", tmp_path / "elsewhere")
     with pytest.raises(BadFile, match=WAY_OUT):
         _sha256(run / "sites/site-1/network.safetensors", run)

@@ -323,6 +323,23 @@ def test_what_leaves_goes_to_whom_the_certificate_names(parent, judged, monkeypa
         until(lambda: stranger.got == [b"secret"])
 
 
+def test_a_connection_is_judged_when_it_says_its_name_and_not_for_each_message(parent, monkeypatch):
+    judged, judge = [], Neighbours._require_certificate
+
+    def counted(self, name, connection):
+        if self.cell is at.cell:
+            judged.append(name)
+        judge(self, name, connection)
+
+    at = parent(A)
+    monkeypatch.setattr(Neighbours, "_require_certificate", counted)
+    job = at.genuine(A_JOB)
+    for _ in range(3):
+        at.send(A_JOB)
+    until(lambda: job.got == [b"secret"] * 3)
+    assert judged == [A_JOB]
+
+
 @pytest.mark.parametrize(
     ("me", "hop", "to", "passes"),
     [

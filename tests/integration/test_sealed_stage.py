@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from feddp.adaptation.request import AdaptationRequest
 from feddp.errors import FedDPError
 from feddp.files import WEIGHTS
 from feddp.flare import messages
+from feddp.flare.context import SiteContext
 from feddp.networks import NETWORKS
 from feddp.networks.weights import fingerprint, save_network
 from feddp.partition import QUERY
@@ -34,7 +36,7 @@ from feddp.stages.precision import halved
 from feddp.stages.site import last_network
 from feddp.stages.train import START, adopt
 from feddp.training.store import by_site, together
-from support.certificates import SERVER, Office, kit_of
+from support.certificates import SERVER, Office, kit_of, server_kit
 from support.server import Run
 from support.site import FlareSite
 from support.small import Small
@@ -50,7 +52,7 @@ def office():
 
 @pytest.fixture(scope="module")
 def issued(office):
-    return {name: office.issue(name) for name in (*NAMES, "N", "Z")}
+    return {name: office.issue(name) for name in (*NAMES, "N", "Z")} | {SERVER: office.issue(SERVER, host=SERVER)}
 
 
 @pytest.fixture(autouse=True)
@@ -101,10 +103,10 @@ def hospitals(tmp_path, office, issued, tiny_root):
 
 
 @pytest.fixture
-def federated(tmp_path):
-    """Runs a stage among hospitals; gives the run and everything that the server was sent."""
+def federated(tmp_path, office, issued):
+    """Runs stages among hospitals; gives the run and everything that the server was sent."""
 
-    def start(made, plan, stage, secure=True, change=lambda site, task, reply: reply):
+    def start(made, plan, *stages, secure=True, change=lambda site, task, reply: reply):
         seen = []
 
         def answer(site, task, tensors, scalars):
@@ -114,8 +116,8 @@ def federated(tmp_path):
             return reply
 
         folder = tmp_path / f"server-{secure}-{len(list(tmp_path.glob('server*')))}"
-        folder.mkdir()
-        run = Run(folder, plan, list(made), answer, secure=secure).run(stage)
+        server_kit(folder, office, *issued[SERVER])
+        run = Run(folder, plan, list(made), answer, secure=secure).run(*stages)
         return run, seen
 
     return start
@@ -198,7 +200,7 @@ def test_a_policy_names_who_receives(hospitals, federated, plan):
 # --- the sites agree on the shared tensors ------------------------------------------------------------------------------
 
 
-def trained(federated, made, plan, alter=lambda site, task, tensors, scalars: (tensors, scalars)):
+def trained(federated, made, plan, alter=lambda site, task, tensors, scalars: (tensors, scalars), stages=("train",)):
     """Stage 1 among hospitals, of which each is sent what `alter` makes of it."""
     told = {name: site.answer for name, site in made.items()}
     for name, site in made.items():
@@ -208,7 +210,7 @@ def trained(federated, made, plan, alter=lambda site, task, tensors, scalars: (t
             return told[name](task, tensors, **scalars)
 
         site.answer = answer
-    return federated(made, plan, "train")
+    return federated(made, plan, *stages)
 
 
 def refusals(run):
@@ -262,7 +264,7 @@ def test_a_server_that_gives_one_site_other_tensors_is_found_at_once(hospitals, 
     assert "its note states something else than it was told" in refusals(run)["C"], (
         "a server that is honest takes C for the liar"
     )
-    monkeypatch.setattr(agreement, "statement_in", lambda site, note: Anything())
+    monkeypatch.setattr(agreement, "statement_in", lambda site, note, accept: Anything())
     made = hospitals(plan, fresh=True, at="lied")
     run, _ = trained(federated, made, plan, lied)
     assert run.panics
@@ -284,6 +286,38 @@ def test_a_site_that_states_no_images_ends_no_round(hospitals, federated, plan_f
     assert refusals(run).keys() == {"C"}
     assert "site C: its note" in refusals(run)["C"]
     assert "C" not in json.loads((made["A"].store.folder / "samples.json").read_text())
+
+
+@pytest.mark.parametrize("least", [2, 3])
+def test_who_signs_badly_is_left_out_by_name_and_nobody_else_is_blamed(least, hospitals, federated, plan_for, toy, monkeypatch):
+    """If the server relayed the note, A and B would have too few notes and refuse the round."""
+    plan = plan_for(method="fedavg", network=toy, sites=NAMES, rounds=1, min_sites=least)
+    made, sign = hospitals(plan, fresh=True), SharedNotes.sign
+
+    def spoilt(notes, *given):
+        note = json.loads(sign(notes, *given))
+        return json.dumps(note | ({"signature": "00" * 256} if notes.identity.name == "C" else {})).encode()
+
+    monkeypatch.setattr(SharedNotes, "sign", spoilt)
+    run, _ = trained(federated, made, plan)
+    assert refusals(run).keys() == {"C"}
+    assert "site C: it did not sign the note" in refusals(run)["C"]
+    assert len(run.panics) == least - 2
+    assert all("site C: it did not sign" in panic and "site A" not in panic for panic in run.panics)
+
+
+def test_another_number_of_images_is_named_with_its_remedy(hospitals, federated, plan_for, toy, monkeypatch):
+    """Of a site that was started again with other images, in its note, before it trains."""
+    plan = plan_for(method="fedavg", network=toy, sites=NAMES, rounds=1, min_sites=2)
+    made, sign = hospitals(plan, fresh=True), SharedNotes.sign
+
+    def more(notes, plan, samples, steps):
+        return sign(notes, plan, samples + (notes.identity.name == "C"), steps)
+
+    monkeypatch.setattr(SharedNotes, "sign", more)
+    run, _ = trained(federated, made, plan, stages=("ready", "train"))
+    assert refusals(run).keys() == {"C"}
+    assert refusals(run)["C"].startswith("site C: it trains on 9 images, and stated 8 when the job began; restore its images")
 
 
 @pytest.mark.parametrize("asked", [{"round": 10**6}, {"round": -1}, {"round": True}, {"phase": 1}, {"phase": -1}])
@@ -319,6 +353,35 @@ def test_a_site_that_does_not_sign_is_waited_for_once_a_round(method, phases, ho
         ("C", "site C: no answer to agree, so it is not asked for train either")
     ]
     assert run.memory.missed == {"C": 1}
+
+
+@pytest.mark.parametrize("sent", [True, False], ids=["with its note", "without"])
+def test_who_joins_late_knows_how_many_images_a_lost_site_has(sent, hospitals, federated, plan_for, toy, monkeypatch):
+    """C, of 400 images, trains in two rounds and is gone; B, of 8 as A, joins in the third. C counts as 18 · 8 images, 36 steps
+    of batches of 4. It moves by 68 lr a round, the mean of A and C by 34 lr, 68 lr in all. B allows 7.3 lr for each step of a
+    mean of two: 2 rounds of (36 + 2) / 2 steps, 277 lr; without C's number 2 rounds of 2 steps, 29 lr.
+    """
+    monkeypatch.setattr(SiteContext, "samples", property(lambda site: 400 if site.name == "C" else 8))
+    plan = plan_for(method="fedavg", network=toy, sites=NAMES, rounds=3, min_sites=2, start="last", batch=4, lr=1e-3)
+    made, asked = hospitals(plan, fresh=True), Counter()
+
+    def present(site, task, reply):
+        asked[site] += task == "agree"
+        if site == "B" and asked[site] <= 2 or site == "C" and asked[site] > 2:
+            return None
+        if (site, task) == ("C", "train"):
+            tensors, scalars = messages.unpack(reply)
+            return messages.pack(tensors | {"head.bias": tensors["head.bias"] + 68 * 1e-3}, **scalars)
+        return reply
+
+    if not sent:
+        told = made["B"].answer
+        made["B"].answer = lambda task, tensors=None, earlier=None, **scalars: told(task, tensors, **scalars)
+    run, _ = federated(made, plan, "train", change=present)
+    assert run.memory.missed == ({"B": 2, "C": 1} if sent else {"B": 2})
+    assert bool(run.panics) is not sent
+    if not sent:
+        assert "it refuses the shared tensors of step 2, 2 after the first ones: head.bias" in made["B"].last_error()
 
 
 class Anything:

@@ -56,6 +56,17 @@ def kit_of(folder: Path, name: str, office: Office, certificate, key) -> Path:
     return folder
 
 
+def server_kit(folder: Path, office: Office, certificate, key) -> Path:
+    """The same of the server's."""
+    startup = kit_of(folder, SERVER, office, certificate, key) / "startup"
+    (startup / "fed_client.json").unlink()
+    for end in ("crt", "key"):
+        (startup / f"client.{end}").rename(startup / f"server.{end}")
+    server = {"name": PROJECT, "service": {"target": f"{SERVER}:8002"}, "admin_server": SERVER}
+    (startup / "fed_server.json").write_text(json.dumps({"servers": [server]}))
+    return folder
+
+
 def self_signed(name: str):
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     return key, signed(name, name, key, key)

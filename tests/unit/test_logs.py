@@ -49,6 +49,19 @@ def test_a_record_is_bounded():
     assert len(record.getMessage()) <= TEXT + 3
 
 
+def test_of_a_long_traceback_both_ends_are_kept():
+    """Errors that were raised for one another, as FLARE's: the first line says where it began, the last one what it was."""
+    chain = None
+    for step in range(300):
+        error = ValueError(f"step {step} {'x' * 100}")
+        error.__cause__, chain = chain, error
+    record = PlainRecord("feddp", logging.ERROR, "", 1, "failed", None, (ValueError, chain, None))
+    assert record.exc_text.startswith("    ValueError: step 0 x")
+    assert "step 299 x" in record.exc_text.splitlines()[-1]
+    assert "[...]" in record.exc_text
+    assert len(record.exc_text) < 2 * TEXT
+
+
 def test_a_record_that_does_not_fit_its_arguments_is_left_to_logging():
     record = PlainRecord("a", logging.INFO, "", 1, "%d", ("x",), None)
     with pytest.raises(TypeError):

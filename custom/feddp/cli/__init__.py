@@ -76,8 +76,8 @@ def main() -> None:
         bug = "" if mistake else f" ({type(error).__name__}): this is a bug; please report it with {written_down(error)}"
         note(f"feddp: {error}{bug}")
         sys.exit(2 if mistake else 1)
-    except Exception:
-        sys.excepthook = note_uncaught  # in the place of typer's
+    except Exception:  # of any kind, a bug of ours: it goes on, and its traceback is written as text that no terminal obeys
+        sys.excepthook = note_uncaught  # in the place of typer's, which `app` has set
         raise
 
 

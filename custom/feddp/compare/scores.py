@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from feddp.errors import InputError
-from feddp.files import read_results, site_folder
+from feddp.files import folder_of, read_results, site_folder
 from feddp.limits import TABLE_BYTES
 from feddp.methods.base import STAGES
 from feddp.protocol import VOLUMES
@@ -187,8 +187,8 @@ def read_table(path: Path, unit: Unit, when: str, last: str) -> Rows:
     """
     slots: dict[str, Rows] = {}  # in the order of the stages, as a site writes them
     try:
-        with opened(path, TABLE_BYTES) as content, io.TextIOWrapper(content, newline="", encoding="utf-8") as handle:
-            table = csv.DictReader(handle)
+        with opened(path, TABLE_BYTES, folder_of(path)) as content:
+            table = csv.DictReader(io.TextIOWrapper(content, newline="", encoding="utf-8"))
             classes = class_names(table.fieldnames or ())
             names = [of_class(metric, name) for name in ("", *classes) for metric in unit.metrics]
             for row in table:

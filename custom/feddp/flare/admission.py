@@ -118,7 +118,7 @@ class AdmittingDeployer(FLComponent, AppDeployerSpec):
         """Has FLARE deploy an admitted app; nothing of it stays if that fails."""
         try:
             refused = AppDeployer().deploy(workspace, job_id, job_meta, app_name, app_data, fl_ctx)
-        except Exception:
+        except Exception:  # of any type that FLARE or the disk raises; it goes on, and `deploy` reports it
             shutil.rmtree(workspace.get_run_dir(job_id), ignore_errors=True)
             raise
         if refused:

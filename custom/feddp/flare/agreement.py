@@ -20,7 +20,7 @@ def agreeing(context: SiteContext, seals: Callable[[], Session], task: str, mess
     """Returns the message for the site's half of the stage.
 
     Of a request for a note it stores what the note must state. Of shared tensors it requires the notes of enough sites; the
-    sites' numbers of images are then those that they have signed, not the server's.
+    sites' numbers of images are then those that they have signed, now or earlier in this job, not the server's.
 
     Args:
         seals: returns this site's session of the job; called only if needed.
@@ -46,6 +46,9 @@ def agreeing(context: SiteContext, seals: Callable[[], Session], task: str, mess
         told = Told.of({**said, "brought_by": task, "shared": fingerprint(message.tensors)})
         theirs, left_out = given if isinstance(given, dict) else {}, partial(context.left_out, task)
         made = notes.require_same(told, plan.digest(), theirs, plan.federation.min_sites, left_out)
+        earlier = message.scalars.get("earlier")
+        of_plan = {site: earlier[site] for site in plan.sites if site in earlier} if isinstance(earlier, dict) else {}
+        notes.remember(plan.digest(), of_plan, left_out)
         step = told.round * plan.phases + told.phase
         if step > made and step > context.store.latest():
             raise SharedError(

@@ -6,10 +6,13 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from feddp.errors import PolicyError
+from feddp.plan.resolve import build_method
 from feddp.plan.schema import MOVEMENT, STATISTICS, Plan
 from feddp.training.settings import LOSS_NAMES
 
 LEAST_SITES = 3
+# every plan has these above 0, so such a bound of 0 would refuse all
+POSITIVE = ("lr", "clip", "local_epochs", "rounds", "movement", "statistics")
 # the plan's settings that are learning rates, and those that count passes over a batch or over the images
 RATES = ("lr", "tune_lr", "calibration_lr", "heads_lr")
 LOCAL = ("local_epochs", "head_epochs", "inner_steps")
@@ -60,7 +63,7 @@ class Bounds:
             "local_epochs": max(own.local_epochs, *_settings(plan, LOCAL).values()),
             "rounds": max(own.rounds, plan.rounds, *_settings(plan, PASSES).values()),
             "augment": own.augment and training.augment,
-            "movement": max(own.movement, plan.federation.movement),
+            "movement": max(own.movement, _movement(plan)),
             "statistics": max(own.statistics, plan.federation.statistics),
         }
         defaults = asdict(own)
@@ -80,7 +83,12 @@ class Bounds:
             self._most("rounds", plan.rounds, "rounds"),
             *(self._most(name, value, "rounds") for name, value in _settings(plan, PASSES).items()),
         ]
-        problems += [self._most(name, getattr(plan.federation, name), name) for name in ("movement", "statistics")]
+        step = build_method(plan).server_step
+        movement = "movement" if step == 1 else f"movement={plan.federation.movement} times the server's step {step}"
+        problems += [
+            self._most(movement, _movement(plan), "movement"),
+            self._most("statistics", plan.federation.statistics, "statistics"),
+        ]
         if training.loss not in self.losses:
             accepted = ", ".join(self.losses) or "none"
             problems.append(f"loss={training.loss} is not among the losses of its bounds, {accepted}; {_change('losses')}")
@@ -113,6 +121,11 @@ class Bounds:
         return f"{name}={value} is above its upper bound {most}; {_change(bound)}" if value > most else ""
 
 
+def _movement(plan: Plan) -> float:
+    """Returns how far γ may be from the one before, in units of lr times the steps."""
+    return plan.federation.movement * build_method(plan).server_step
+
+
 def _change(bound: str) -> str:
     return f"export the job within the bounds, or change `{bound}` in the bounds of privacy.json"
 
@@ -132,4 +145,6 @@ def _read(site: str, name: str, value: Any, default: Any) -> Any:
     if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool) or not 0 <= value < math.inf:
         kind = {bool: "true or false", int: "a whole number", float: "a number"}[type(default)]
         raise PolicyError(f"site {site}: privacy.json's bounds: {name} is {value!r}; write {kind}")
+    if name in POSITIVE and not value:
+        raise PolicyError(f"site {site}: privacy.json's bounds: {name}=0 refuses every job; write a number above 0")
     return value

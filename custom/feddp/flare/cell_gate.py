@@ -20,6 +20,7 @@ from feddp.flare.dead_connections import close_dead_connections
 from feddp.flare.handshakes import handshake_apart
 from feddp.flare.logs import plain_records
 from feddp.flare.neighbours import Neighbours
+from feddp.flare.own_connections import require_own_connections
 from feddp.flare.pods import restrict_pods
 from feddp.flare.streams import by_progress
 from feddp.flare.unnamed import bound_frames
@@ -48,6 +49,7 @@ class Gate(FLComponent):
 
     def __init__(self) -> None:
         super().__init__()
+        require_own_connections()
         no_files()
         bound_frames()
         by_progress()

@@ -8,7 +8,7 @@ from pathlib import Path
 from feddp.adaptation.request import AdaptationRequest
 from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError, PolicyError
-from feddp.files import write_json
+from feddp.files import RECORD, read_events, write_json
 from feddp.flare.budget import Ledger
 from feddp.flare.kept import alone, files_of, secret_of
 from feddp.flare.numbers import selected_by
@@ -17,6 +17,7 @@ from feddp.flare.terms import require_as_private, require_terms
 from feddp.flare.unused import require_not_removed
 from feddp.reading import one_line, read_json
 from feddp.stages.initial import first_network
+from feddp.stages.movement import DRIFTED
 from feddp.stages.order import behind
 from feddp.stages.site import Site
 from feddp.stages.tensors import Expected
@@ -108,8 +109,6 @@ class SiteContext:
         They are kept in the run's folder: a site that is lost, or takes no part in a job that continues the run, has moved the
         shared tensors too.
         """
-        if not signed:
-            return {self.name: self.samples}
         if not signed.items() <= self._known_samples.items():
             self._known_samples |= signed
             write_json(self.store.folder / SAMPLES, self._known_samples)
@@ -149,6 +148,14 @@ class SiteContext:
         logging.getLogger("feddp").warning("site %s: %s gives nothing: %s", self.name, task, why)
         self.store.record("withheld", task=task, message=why)
         self.audit(f"withheld: {why}")
+
+    def warned(self, why: str) -> None:
+        """Notes in the log, the record and the audit file, once in a run, what the site's administrator should look at."""
+        if any(event["event"] == DRIFTED for event in read_events(self.store.folder / RECORD)):
+            return
+        logging.getLogger("feddp").warning("site %s: %s", self.name, why)
+        self.audit(f"warning: {why}")
+        self.store.record(DRIFTED, message=why)
 
     def enter(self) -> None:
         """Counts this job in the data's budget and configures the process for the policy's device, once per process.
@@ -215,5 +222,6 @@ class SiteContext:
                 lambda: self.stopped(),
                 self.secret,
                 self.run,
+                self.warned,
             )
         return self._site

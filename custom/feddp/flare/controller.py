@@ -5,9 +5,11 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
+from cryptography import x509
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, Task
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
@@ -23,6 +25,8 @@ from feddp.flare.persistor import persistor_of
 from feddp.flare.streams import moved
 from feddp.flare.transfers import Transfer
 from feddp.flare.unread import unread
+from feddp.sealing.identity import Authority
+from feddp.sealing.kit import Kit
 from feddp.stages import served, stage_of
 from feddp.stages.memory import ServerMemory
 from feddp.stages.message import Message
@@ -127,6 +131,14 @@ class FlareServer(Server):
 
     def warn(self, message: str) -> None:
         self._controller.log_warning(self._fl_ctx, message, fire_event=False)
+
+    def accept(self, site: str, pem: str) -> x509.Certificate:
+        return self._authority.accept(site, pem)
+
+    @cached_property
+    def _authority(self) -> Authority:
+        kit = Kit.open(Path(self._fl_ctx.get_engine().get_workspace().get_root_dir()))
+        return Authority(x509.load_pem_x509_certificate(kit.root.read_bytes()), kit.name)
 
     def present(self) -> list[str]:
         heard = self._controller.heard
@@ -267,8 +279,8 @@ def _reply(site: str, task: str, result: Shareable) -> Message:
     if not isinstance(code, str) or code != ReturnCode.OK:  # a site writes what it likes there, an array too
         if isinstance(code, str) and code == messages.SHARED_REFUSED:
             raise ContributionError(
-                f"site {site}: it refused the shared tensors of {task}: they are not what the sites' training gives, or not"
-                " those of the other sites. The site's audit.log names the tensor"
+                f"site {site}: it refused the shared tensors of {task}: they are further from those before than the job's"
+                " `movement` or `statistics` allow, or not those of the other sites. The site's audit.log has the reason"
             )
         known = code if isinstance(code, str) and code in messages.CODES else "a code that FLARE does not have"
         raise ContributionError(f"site {site}: {task} ended with {known}; the site's audit.log has the reason")

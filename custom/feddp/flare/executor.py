@@ -21,7 +21,7 @@ from feddp.reading import one_line
 from feddp.stages import answered
 from feddp.stages.message import Message
 
-CODES = {StorageError: STORAGE_FAILED, SharedError: SHARED_REFUSED}  # for what the server may know of an error
+CODE_OF = {StorageError: STORAGE_FAILED, SharedError: SHARED_REFUSED}  # for what the server may know of an error
 UNKNOWN = ReturnCode.EXECUTION_EXCEPTION
 
 
@@ -43,7 +43,7 @@ class StageExecutor(Executor):
                     component.store(fl_ctx).record("error", task=task_name, message=one_line(message))
                 except (OSError, StorageError) as full:  # the log, which FLARE writes, still has both
                     self.log_error(fl_ctx, f"task {task_name}: its failure was not written down: {full}", fire_event=False)
-                return make_reply(next((code for kind, code in CODES.items() if isinstance(error, kind)), UNKNOWN))
+                return make_reply(next((code for kind, code in CODE_OF.items() if isinstance(error, kind)), UNKNOWN))
 
 
 def _answer(task: str, component: SiteComponent, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:

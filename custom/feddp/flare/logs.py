@@ -18,9 +18,12 @@ class PlainRecord(logging.LogRecord):
             message = self.getMessage()
         except Exception:  # logging tells of a record that does not fit its arguments, by their `repr`, when it is written
             return
-        self.msg, self.args = _indented(message), None
+        self.msg, self.args = _indented(message, TEXT), None
         if isinstance(self.exc_info, tuple) and self.exc_info[0] is not None:
-            self.exc_text = "    " + _indented("".join(traceback.format_exception(*self.exc_info)).rstrip())
+            told = "".join(traceback.format_exception(*self.exc_info)).rstrip()
+            begun, ended = told[: TEXT // 2], told[TEXT // 2 :][-TEXT // 2 :]  # the last line has the error
+            between = "" if len(told) <= TEXT else "\n[...]\n"
+            self.exc_text = "    " + _indented(f"{begun}{between}{ended}", TEXT + len(between))
 
 
 def plain_records() -> None:
@@ -28,5 +31,5 @@ def plain_records() -> None:
     logging.setLogRecordFactory(PlainRecord)
 
 
-def _indented(text: str) -> str:
-    return plain(short(text, TEXT)).replace("\n", "\n    ")
+def _indented(text: str, most: int) -> str:
+    return plain(short(text, most)).replace("\n", "\n    ")

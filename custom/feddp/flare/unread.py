@@ -47,7 +47,7 @@ def outlive_unread_answers() -> None:
     def counted(adapter: cell.Adapter, future: Any, *args: Any, **more: Any) -> None:
         try:
             call(adapter, future, *args, **more)
-        except Exception:
+        except Exception:  # of any type: the sender wrote what is decoded here. It goes on to FLARE; here it is counted
             arrived = future.error is None  # as a message, which does not mean that it could be read
             if arrived and future.headers.get(StreamHeaderKey.TOPIC) == ServerCommandNames.SUBMIT_UPDATE:
                 with _ONE:

@@ -7,6 +7,7 @@ from torch import nn
 
 from feddp.adaptation.request import AdaptationRequest
 from feddp.data.folder import SiteFolder
+from feddp.data.loading import steps_in_an_epoch
 from feddp.flare.bounds import LEAST_SITES
 from feddp.flare.job_folder import Job
 from feddp.flare.numbers import selected_by
@@ -33,6 +34,9 @@ PRIVACY = {
     "selection": "with test, validation images are trained on too; test images select the round, which reveals more about them",
     "min_sites": "with fewer sites in a mean, each contribution has more weight",
     "aggregation": "with median or trimmed, a number of γ may be that of one site alone, and every site receives it",
+    "movement": "a larger one lets whoever chooses γ read more of the images",
+    "statistics": "a larger one lets whoever chooses γ read more of the images",
+    "pfedme_beta": "above 1, the server goes beyond the sites' mean, as with a larger movement",
     "norm_factor": "a round in which the server refuses sites is a mean of fewer contributions",
     "private": "every tensor not named here is sent to the server in every round",
     "precision": "the same tensors leave with fewer digits",
@@ -76,9 +80,8 @@ def _rounds(plan: Plan, policy: SitePolicy, data: Path | None) -> list[str]:
     training = plan.training
     names = f"{len(partition.shared)} tensors, {spec.nbytes:,} bytes" + (" (in half precision)" if plan.federation.half else "")
     images = len(SiteFolder.open(data).rows_of(*training.trained_on)) if data else None
-    steps = (
-        f", {counted(-(-images // training.batch), 'step')} per epoch for the {images} training images here" if images else ""
-    )
+    made = counted(steps_in_an_epoch(images, training.batch), "step") if images else ""
+    steps = f", {made} per epoch for the {images} training images here" if images else ""
     epochs = counted(training.local_epochs, "epoch")
     phases = f" in {plan.phases} phases" if plan.phases > 1 else ""
     return [

@@ -5,12 +5,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from nvflare.apis.fl_constant import ConnectionSecurity
 from nvflare.lighter.constants import ProvFileName
 from nvflare.security.security import COMMAND_CATEGORIES
 
 from feddp.errors import BadFile, Problem
-from feddp.flare.configuration import COMMUNICATION, INTERNAL, SERVER_CLASSES, SITE_CLASSES
+from feddp.flare.configuration import COMMUNICATION, INTERNAL, SERVER_CLASSES, SITE_CLASSES, own_connections_problem
 from feddp.kit.components import component_problems
 from feddp.kit.containers import Containers, runtime
 from feddp.kit.privacy import privacy_problems
@@ -79,15 +78,10 @@ def _communication(kit: Kit) -> list[Problem]:
 
 def _own_connections(internal: Any, contained: bool) -> str:
     """Returns what is wrong with the connections between a participant's processes; containers have hosts of their own."""
-    resources = internal.get("resources") if isinstance(internal, Mapping) else None
-    given = resources if isinstance(resources, Mapping) else {}
-    scheme = internal.get("scheme") if isinstance(internal, Mapping) else None
-    if given.get("connection_security") != ConnectionSecurity.MTLS or scheme != INTERNAL["scheme"]:
-        how = f"{scheme} with connection_security {given.get('connection_security')}"
-        return f"lets other users of this machine claim to be its own processes (`internal` is {shown(how)})"
-    if given.get("host") not in HERE and not contained:
-        return f"makes its jobs connect at {shown(given.get('host'))}, which other machines can reach too"
-    return ""
+    if why := own_connections_problem(internal):
+        return why
+    host = internal["resources"].get("host")
+    return "" if host in HERE or contained else f"makes its jobs connect at {shown(host)}, which other machines can reach too"
 
 
 def _write(settings: Mapping[str, Any]) -> str:

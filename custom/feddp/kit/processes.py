@@ -15,13 +15,13 @@ import psutil
 
 from feddp.errors import BadFile, Problem
 from feddp.kit.containers import runtime
+from feddp.lean import PARENTS
 from feddp.limits import MIB
 from feddp.reading import read, short
 from feddp.sealing.kit import Kit
 
 DAEMON = "daemon_pid.fl"  # the number of the start script, or of `feddp kit start`
 FILES = (DAEMON, "pid.fl")  # and that of FLARE's process
-_FLARES = ("nvflare.private.fed.app.client.client_train", "nvflare.private.fed.app.server.server_train")
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def runs(kit: Kit, process: psutil.Process) -> bool:
     if words and Path(words[0]).name in ("bash", "sh") and at(script) == folder / "startup/sub_start.sh":
         return True
     return any(
-        (before, option) == ("-m", "-m") and module in _FLARES and at(path) == folder
+        (before, option) == ("-m", "-m") and module in PARENTS and at(path) == folder
         for before, module, option, path in zip(words, words[1:], words[2:], words[3:], strict=False)
     )
 

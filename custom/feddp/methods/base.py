@@ -171,6 +171,11 @@ class Method:
         """
         return plan.training.local_epochs
 
+    @property
+    def server_step(self) -> float:
+        """How far `aggregate` may go beyond γ^t, in units of the furthest contribution; at least 1."""
+        return 1.0
+
     def opened(self, site: AtSite) -> None:
         """Is called once, after the site's network has been built."""
 

@@ -45,8 +45,12 @@ class PFedMe(Method):
     hyper: PFedMeSettings
 
     def passes(self, plan: RunPlan) -> float:
-        """w never moves further than θ, which moves in each of the inner steps; then the server takes its own step."""
-        return plan.training.local_epochs * self.hyper.inner_steps * max(1.0, self.hyper.pfedme_beta)
+        """w never moves further than θ, which moves in each of the inner steps."""
+        return plan.training.local_epochs * self.hyper.inner_steps
+
+    @property
+    def server_step(self) -> float:
+        return max(1.0, self.hyper.pfedme_beta)
 
     def round(self, site: Round) -> float:
         import torch

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from feddp.archive import Archive
 from feddp.errors import FedDPError, InputError, StorageError
-from feddp.files import replacing, writing
+from feddp.files import folder_of, replacing, writing
 from feddp.limits import NETWORK_BYTES, PICKLE_BYTES
 from feddp.networks.header import Shapes, outline, unreadable
 from feddp.networks.metadata import Metadata
@@ -149,7 +149,7 @@ def _read(path: Path) -> Tensors:
     if path.suffix == _SUFFIX:
         return read_network(path)[0]
     try:
-        with opened(path, NETWORK_BYTES) as file:
+        with opened(path, NETWORK_BYTES, folder_of(path)) as file:
             if zipfile.is_zipfile(file):
                 _require_plain(path)
             file.seek(0)

@@ -43,6 +43,8 @@ def attendance(run: FinishedRun) -> list[Attendance]:
             remarks.append(f"and {len(reasons) - _REASONS} more refusals")
         if site in emptied:
             remarks.append(f"warning: {without_paths(emptied[site])}")
+        if run.drifted(site):
+            remarks.append("warning: its record says that the shared tensors were unusually far from the first ones")
         if site in again:
             remarks.append(f"started again, or lost the connection, {counted(again[site], 'time')}")
         state = "missing" if site in missing else "took part" if site in run.results["sites"] else "refused"

@@ -20,7 +20,7 @@ from feddp.compare.statistics import METRIC
 from feddp.compare.studies import STUDIES
 from feddp.compare.variants import Variant
 from feddp.errors import BadFile, InputError
-from feddp.files import COMPARISON, IMAGES, PROGRESS, RESULTS, Event, read_results, site_folder
+from feddp.files import COMPARISON, IMAGES, PROGRESS, RECORD, RESULTS, Event, read_events, read_results, site_folder
 from feddp.limits import RESULTS_BYTES
 from feddp.methods import METHODS
 from feddp.methods.base import STAGES, round_of
@@ -28,6 +28,7 @@ from feddp.protocol import STD_WITHHELD, VOLUMES, WHEN, WITHHELD
 from feddp.reading import is_count, is_name, is_number, is_text, read_json, shown, without_paths
 from feddp.reporting.tables import ResultTable
 from feddp.stages.events import read_progress
+from feddp.stages.movement import DRIFTED
 
 PROSE = {"feddp": "FedDP", "fedavg": "FedAvg", "local": "Local Train"}  # names of papers, where a page speaks of methods
 
@@ -63,6 +64,14 @@ class FinishedRun:
         entry = self.results["sites"].get(site, {})
         found: Mapping[str, Mapping[str, float]] = (entry.get(VOLUMES, {}) if volumes else entry).get(shown, {})
         return found
+
+    def drifted(self, site: str) -> bool:
+        """Whether a site's record, where it is on this machine and the policy withholds nothing, warns of shared tensors that
+        are unusually far from the first ones."""
+        entry = self.results["sites"].get(site)
+        if entry is None or WITHHELD in entry or STD_WITHHELD in entry:
+            return False
+        return any(event.get("event") == DRIFTED for event in read_events(site_folder(self.folder, site) / RECORD))
 
     def rows(self, site: str, when: str) -> Rows | None:
         """The metrics of each image, where the site's table is on this machine and its policy withholds no spread of them."""

@@ -50,8 +50,8 @@ BEHAVIOUR = 4
 LONGEST = {"classes": CLASSES, "stages": len(STAGES), "sites": COUNT}
 
 
-# how far honest rounds move the shared tensors (`feddp.stages.movement`)
-MOVEMENT, STATISTICS = 4.0, 16.0
+# how far rounds can move the shared tensors (`feddp.stages.movement`)
+MOVEMENT, STATISTICS = 7.3, 16.0
 
 
 @dataclass(frozen=True)

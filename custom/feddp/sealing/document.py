@@ -27,7 +27,7 @@ def read(document: str | bytes) -> tuple[dict[str, Any], str, bytes]:
 
 
 def is_signed(certificate: x509.Certificate, signature: bytes, purpose: bytes, statement: Mapping[str, Any]) -> bool:
-    """Whether the certificate's owner signed the statement. The certificate is one that `Identity.accept` returned."""
+    """Whether the certificate's owner signed the statement. The certificate is one that `Authority.accept` returned."""
     return signed(certificate, signature, _signed_part(purpose, statement))
 
 

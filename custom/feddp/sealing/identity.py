@@ -1,4 +1,4 @@
-"""A site's identity towards its peers, from the certificate of its startup kit, and the check of a peer's certificate.
+"""A site's identity towards its peers, from the certificate of its startup kit, and the check of a site's certificate.
 
 The certificates' keys sign; nothing is encrypted for them (`handshake_key`).
 """
@@ -18,6 +18,50 @@ from feddp.sealing.certificates import expired, issued_by, name_of, not_yet_vali
 SMALLEST = 2048  # bits of an RSA key, as FLARE makes them; NIST SP 800-131A allows no shorter one for signatures
 CLIENT = "client"  # the role in a site's certificate, if `nvflare cert approve` wrote one
 _PSS = padding.PSS(padding.MGF1(SHA256()), padding.PSS.DIGEST_LENGTH)
+
+
+@dataclass(frozen=True)
+class Authority:
+    """The root certificate of a project, and the name of the project's server: by them a site's certificate is known."""
+
+    root: x509.Certificate
+    server: str
+
+    def accept(self, name: str, pem: str) -> x509.Certificate:
+        """Returns the certificate in `pem` if it belongs to the site `name`.
+
+        Raises:
+            SealingError: the root did not issue it, it is out of date, has another name, or is not a site's. The same root
+                issues certificates of the server and of people; their keys must not pass as a site's.
+        """
+        try:
+            certificate = x509.load_pem_x509_certificate(pem.encode())
+            wrong = self._wrong(name, certificate)
+        except (ValueError, x509.InvalidVersion, UnsupportedAlgorithm) as error:
+            wrong = f"cannot be read ({error})"
+        if wrong:
+            raise SealingError(f"the certificate for site {name} {wrong}; have {name} check its kit (feddp kit check)")
+        return certificate
+
+    def _wrong(self, name: str, certificate: x509.Certificate) -> str | None:
+        if not issued_by(certificate, self.root):
+            return "was not issued by this project's root"
+        if wrong := not_yet_valid(certificate) or expired(certificate):
+            return wrong
+        if (owner := name_of(certificate)) != name:
+            return f"belongs to {owner}"
+        if certificate.public_key() == self.root.public_key():
+            return "is the root's certificate"
+        if name == self.server:
+            return "is the server's certificate"
+        if (role := role_of(certificate)) not in ("", CLIENT):
+            return f"is not a site's certificate: its role is {role}"
+        key = certificate.public_key()
+        if not isinstance(key, rsa.RSAPublicKey):
+            return "has no RSA key"
+        if key.key_size < SMALLEST:
+            return f"has an RSA key of {key.key_size} bits; at least {SMALLEST} are needed"
+        return None
 
 
 @dataclass(frozen=True)
@@ -51,40 +95,8 @@ class Identity:
         return self.certificate.public_bytes(Encoding.PEM).decode()
 
     def accept(self, name: str, pem: str) -> x509.Certificate:
-        """Returns the certificate in `pem` if it belongs to the site `name`.
-
-        Raises:
-            SealingError: this site's root did not issue it, it is out of date, has another name, or is not a site's. The same
-                root issues certificates of the server and of people; their keys must not pass as a site's.
-        """
-        try:
-            certificate = x509.load_pem_x509_certificate(pem.encode())
-            wrong = self._wrong(name, certificate)
-        except (ValueError, x509.InvalidVersion, UnsupportedAlgorithm) as error:
-            wrong = f"cannot be read ({error})"
-        if wrong:
-            raise SealingError(f"the certificate for site {name} {wrong}; have {name} check its kit (feddp kit check)")
-        return certificate
-
-    def _wrong(self, name: str, certificate: x509.Certificate) -> str | None:
-        if not issued_by(certificate, self.root):
-            return "was not issued by this project's root"
-        if wrong := not_yet_valid(certificate) or expired(certificate):
-            return wrong
-        if (owner := name_of(certificate)) != name:
-            return f"belongs to {owner}"
-        if certificate.public_key() == self.root.public_key():
-            return "is the root's certificate"
-        if name == self.server:
-            return "is the server's certificate"
-        if (role := role_of(certificate)) not in ("", CLIENT):
-            return f"is not a site's certificate: its role is {role}"
-        key = certificate.public_key()
-        if not isinstance(key, rsa.RSAPublicKey):
-            return "has no RSA key"
-        if key.key_size < SMALLEST:
-            return f"has an RSA key of {key.key_size} bits; at least {SMALLEST} are needed"
-        return None
+        """As `Authority.accept`."""
+        return Authority(self.root, self.server).accept(name, pem)
 
     def sign(self, content: bytes) -> bytes:
         """Returns the signature of `content`: RSA-PSS with SHA-256."""
@@ -97,7 +109,7 @@ def fingerprint(certificate: x509.Certificate) -> str:
 
 
 def signed(certificate: x509.Certificate, signature: bytes, content: bytes) -> bool:
-    """Whether the certificate's owner signed the content. The certificate is one that `Identity.accept` returned."""
+    """Whether the certificate's owner signed the content. The certificate is one that `Authority.accept` returned."""
     try:
         _public(certificate).verify(signature, content, _PSS, SHA256())
     except InvalidSignature:

@@ -5,15 +5,15 @@ the others' notes with the tensors. It uses the tensors only if enough sites hav
 counts as none; a good one of other tensors ends the task: then the server has not told all sites the same.
 """
 
-import json
 import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from cryptography import x509
+
 from feddp.errors import FedDPError, SealingError, SharedError
-from feddp.reading import short
 from feddp.sealing.document import UNREADABLE, is_signed, read, write
 from feddp.sealing.identity import Identity
 
@@ -21,6 +21,7 @@ NOTE = "note"  # the name of the tensor on the wire, of bytes
 LARGEST = 2**53
 LIMIT = 64 * 1024  # bytes; a certificate takes 1.5 KiB, and a name of each site is in it
 _PURPOSE = b"feddp note 1"
+Accept = Callable[[str, str], x509.Certificate]
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ class SharedNotes:
             raise SharedError(f"site {name}: it was sent {what} was told of; it answers nothing. Ask the server's operator why")
         for site in sorted(notes.keys() & set(told.sites) - {name}):
             try:
-                statements[site] = self._read(site, notes[site])
+                statements[site] = statement_in(site, notes[site], self.identity.accept)
             except SealingError as error:
                 left_out(site, error)
         for site, statement in statements.items():
@@ -156,25 +157,40 @@ class SharedNotes:
         self.samples |= {site: statement.samples for site, statement in statements.items()}
         return max((statement.steps for statement in statements.values()), default=0)
 
-    def _read(self, site: str, note: Any) -> Statement:
-        """Returns the statement of a note that `site` has signed; raises SealingError if it has not."""
-        try:
-            statement, pem, signature = read(note if isinstance(note, str) and len(note) <= LIMIT else "")
-            made = Statement.of(statement)
-        except (SealingError, *UNREADABLE):
-            raise SealingError(f"the server relayed no valid note of site {site}; it counts as none") from None
-        if made.site != site or not is_signed(self.identity.accept(site, pem), signature, _PURPOSE, asdict(made)):
-            raise SealingError(f"site {site} did not sign the note that the server relayed; it counts as none")
-        return made
+    def remember(self, plan: str, notes: Mapping[str, Any], left_out: Callable[[str, FedDPError], None]) -> None:
+        """Takes from earlier notes of this job how many images sites have that do not sign now, for nothing else.
+
+        They have moved the shared tensors too, and a site that joins late has not seen their notes.
+
+        Args:
+            plan, left_out: as for `require_same`.
+            notes: {site of the plan: the last note that it signed, as text}.
+        """
+        for site in sorted(notes.keys() - self.samples.keys() - {self.identity.name}):
+            try:
+                statement = statement_in(site, notes[site], self.identity.accept)
+                if (statement.job, statement.plan) != (self._job, plan):
+                    raise SealingError(f"site {site}: it signed its earlier note in another job, which counts as none")
+            except SealingError as error:
+                left_out(site, error)
+            else:
+                self.samples[site] = statement.samples
 
 
-def statement_in(site: str, note: bytes) -> Statement:
-    """Returns what a note states, for the server, which relays it as text; its signature is not checked.
+def statement_in(site: str, note: Any, accept: Accept) -> Statement:
+    """Returns the statement of a note, given as text.
+
+    Args:
+        accept: returns the certificate of a site, from its name and PEM; raises SealingError if it is not the site's.
 
     Raises:
-        SealingError: it is no note.
+        SealingError: it is no note, or `site` has not signed it.
     """
     try:
-        return Statement.of(json.loads(note.decode())["statement"])
+        statement, pem, signature = read(note if isinstance(note, str) and len(note) <= LIMIT else "")
+        made = Statement.of(statement)
     except (SealingError, *UNREADABLE):
-        raise SealingError(f"site {site}: its note {short(repr(note[:40]))} cannot be read") from None
+        raise SealingError(f"site {site}: its note is not valid, and counts as none") from None
+    if made.site != site or not is_signed(accept(site, pem), signature, _PURPOSE, asdict(made)):
+        raise SealingError(f"site {site}: it did not sign the note that bears its name, which counts as none")
+    return made

@@ -49,11 +49,24 @@ def agreed(
     told, plan = Told(task, round, phase, fingerprint(shared), asked), server.plan.digest()
 
     def check(site: str, answer: Message) -> None:
-        found = statement_in(site, as_bytes(site, NOTE, answer.tensors, LIMIT))
-        samples = server.memory.samples.get(site, found.samples)
-        if found != Statement(site, server.job, plan, samples, found.steps, told):
-            raise ContributionError(f"site {site}: its note states something else than it was told, or than it stated before")
+        found = statement_in(site, _text(site, answer), server.accept)
+        require_samples(server, site, found.samples)
+        if found != Statement(site, server.job, plan, found.samples, found.steps, told):
+            raise ContributionError(f"site {site}: its note states something else than it was told; ask its administrator why")
 
     answers = server.ask(protocol.AGREE, Message(scalars=asdict(told)), (), check, among=among, brought_by=task, **metadata)
-    notes = {site: as_bytes(site, NOTE, answer.tensors).decode() for site, answer in answers.items()}
-    return {"sites": list(told.sites), "notes": notes}, notes.keys()
+    notes = {site: _text(site, answer) for site, answer in answers.items()}
+    earlier = {site: note for site, note in server.memory.notes.items() if site not in notes}
+    server.memory.notes |= notes
+    return {"sites": list(told.sites), "notes": notes, "earlier": earlier}, notes.keys()
+
+
+def require_samples(server: Server, site: str, samples: float) -> None:
+    """Raises ContributionError if a site has another number of training images than it stated when the job began."""
+    if (stated := server.memory.samples.get(site, samples)) != samples:
+        what = f"it trains on {samples:g} images, and stated {stated} when the job began"
+        raise ContributionError(f"site {site}: {what}; restore its images, or continue the run in a new job")
+
+
+def _text(site: str, answer: Message) -> str:
+    return as_bytes(site, NOTE, answer.tensors, LIMIT).decode(errors="replace")

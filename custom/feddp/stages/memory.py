@@ -14,7 +14,6 @@ A job's own folder, which is downloaded, shows the latest and the best one (shar
 import json
 import os
 import threading
-import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,19 @@ from torch import Tensor
 
 from feddp.adaptation.request import AdaptationRequest
 from feddp.errors import BadFile, ContributionError, FedDPError, InputError
-from feddp.files import PROGRESS, RESULTS, TIME, Event, append_event, copy_anew, read_events, replacing, write_json, writing
+from feddp.files import (
+    PROGRESS,
+    RESULTS,
+    TIME,
+    Event,
+    append_event,
+    copy_anew,
+    event_now,
+    read_events,
+    replacing,
+    write_json,
+    writing,
+)
 from feddp.limits import EVENT_BYTES
 from feddp.methods.base import HEADS, TRAIN
 from feddp.networks.header import outline
@@ -79,6 +90,7 @@ class ServerMemory:
         self.lost: dict[str, str] = {}  # {site that vanished: during which task}
         self.versions: dict[str, dict[str, str]] = {}  # {site that takes part in this job, or the server: its versions}
         self.samples: dict[str, int] = {}  # {site: its number of training images, as it last stated it}
+        self.notes: dict[str, str] = {}  # {site: the last note of shared tensors that it signed in this job}
         self.unfit: dict[str, str] = {}  # {site whose versions, told or not, keep it out of this job: why}
         self._progress: tuple[Path, ...] = (folder / PROGRESS,)  # one file, or two with the same lines (`_continue_progress`)
         self._telling = threading.Lock()
@@ -239,16 +251,14 @@ class ServerMemory:
         A line that a site can cause at will is only shown where the file is half as large as its readers take: the rounds need
         the other half.
         """
-        first, *copies = self._progress
+        first = self._progress[0]
         with self._telling:  # the lines have one order in both files
-            if event in OF_SITES and first.exists() and first.stat().st_size >= EVENT_BYTES // 2:
-                appended: Event = {"event": event, "time": time.time(), **metadata}
-            else:
-                appended = append_event(first, event, **metadata)
-                for copy in copies:
-                    append_event(copy, **appended)
+            happened = event_now(event, **metadata)
+            if event not in OF_SITES or not first.exists() or first.stat().st_size < EVENT_BYTES // 2:
+                for path in self._progress:
+                    append_event(path, **happened)
         for watcher in self._watchers:
-            watcher(appended)
+            watcher(happened)
 
     def events(self) -> list[Event]:
         """Returns the events of the run so far."""

@@ -4,10 +4,11 @@ Whoever chooses γ can otherwise make the network a trap that copies training im
 contribution may lie anywhere can do the same through an honest server: with three sites, 3C − 2γ makes their mean C.
 
 A step of AdamW (Loshchilov and Hutter, ICLR 2019, Algorithm 2) moves a parameter p by lr · (|m̂| / (√v̂ + ε) + λ |p|), where λ
-is the weight decay. |m̂| / √v̂ is 1 for equal gradients, less for gradients that change their sign, and at most
-(1 − β₁) / √(1 − β₂) = 3.2 for a gradient after zeros (Kingma and Ba, ICLR 2015, section 2.1). So n steps stay within 4 lr n.
-Only gradients that grow by a tenth in every step could move a parameter further, by 7.3 lr in each (Cauchy and Schwarz); the
-clipping ends that. A mean, a median or a trimmed mean of contributions is no further away than the furthest contribution.
+is the weight decay. |m̂| / √v̂ is 1 for equal gradients and less for gradients that change their sign. After many zeros, as of
+a unit that was dead, equal gradients give (1 − β₁^k) / √(1 − β₂^k) in step k: 3.2 in the first (Kingma and Ba, ICLR 2015,
+section 2.1), up to 6.6 later, and 5.5 in the mean of ten. No gradients give more than
+(1 − β₁) / √((1 − β₂) (1 − β₁² / β₂)) = 7.27 (Cauchy and Schwarz, for the two sums of past gradients). So n steps stay within
+`movement` · lr · n with 7.3, its default. A mean, a median or a trimmed mean is no further away than the furthest contribution.
 
 Running statistics have no such bound: a site cannot know the batches of another one. They may not leave the scale of the ones
 before: a standard deviation may grow to `statistics` times the larger of the one before and 1, its first value, and a mean may
@@ -30,9 +31,16 @@ from feddp.plan.schema import Plan
 from feddp.stages.tensors import Expected
 
 # a site's number of images counts as at most so many times the sites' median, and at a site as so many times its own: one false
-# number would end all bounds, and two of three or four are a median. An honest round of many steps, a third of the bound, still
+# number would end all bounds, and two of three or four are a median. An honest round of many steps, a fifth of the bound, still
 # fits at a site with a hundred times the others' images
-SIZES = 34
+SIZES = 18
+# once in LOOKS steps a site compares γ with the first tensors, and warns of more than DRIFT of the bound of all steps. AdamW
+# moves by lr in its first step and after equal gradients, a seventh of the bound, and honest runs stayed near it
+# (docs/results/movement.md); one step at the whole bound and seven at a seventh give 1/4. A server that goes straight to a
+# trap gives 1; one that goes at less than DRIFT of that speed is not seen, and needs three times the rounds
+LOOKS, DRIFT = 8, 0.3
+DRIFTED = "drifted"  # the event in the site's record
+_FORWARDS = 4  # a counter of batches counts at most so many in a step: of each image there may be others, as peers see it
 # of rounding: twice float16's, on the way to the server and back; float32's sums; and other processors' draws of γ⁰
 _HALF, _SINGLE, _DRAWN, _LEAST = 2**-10, 2**-20, 2**-13, 2**-20
 
@@ -46,7 +54,7 @@ class Furthest:
     share: float
 
     def __str__(self) -> str:
-        return f"{self.name} moved by {self.moved:.3g}, {self.share:.3g} times as far as honest training can"
+        return f"{self.name} moved by {self.moved:.3g}, {self.share:.3g} times as far as the job allows"
 
 
 class Reach:
@@ -54,7 +62,8 @@ class Reach:
 
     Args:
         expected: the plan's tensors, for their kinds.
-        steps: of AdamW in one epoch: at a site (`steps_at`) for its contribution, or of the combination (`steps_of`).
+        steps: of AdamW in one epoch: at a site (`steps_at`) for its contribution, or of the combination (`steps_of`), which
+            may be the server's own step further than the furthest contribution.
     """
 
     def __init__(self, expected: Expected, steps: float):
@@ -67,6 +76,19 @@ class Reach:
         """Returns the tensor that is furthest beyond its bound; None if none is. The arguments are as for `furthest`."""
         found = self.furthest(before, after, times)
         return None if found is None or found.share <= 1 else found
+
+    def drifted(self, first: Mapping[str, Tensor], after: Mapping[str, Tensor], step: int, since: int) -> Furthest | None:
+        """Returns the tensor that is furthest from the first ones if honest training was never seen to go so far; None if none
+        is, or if the site has looked at most LOOKS steps ago.
+
+        Args:
+            first: the tensors before step 0; `after` those before `step`.
+            since: the steps since the site's last one. They count, since who sends the tensors also chooses when.
+        """
+        if step // LOOKS == (step - since) // LOOKS:
+            return None
+        found = self.furthest(first, after, step)
+        return None if found is None or found.share <= DRIFT else found
 
     def furthest(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor], times: int = 1) -> Furthest | None:
         """Returns the tensor that moved furthest in units of its bound; None if there is no tensor.
@@ -101,7 +123,7 @@ class Reach:
             constant = training.lr * self._steps * times * free.movement
             factor = training.lr * self._steps * times * training.weight_decay
         else:
-            constant = free.movement * self._steps * times  # a counter of batches
+            constant = _FORWARDS * self._steps * times
         most = scale * (factor * (1 + rounding)) + (constant * (1 + rounding) + _LEAST)
         return most.add_(old, alpha=rounding)
 
@@ -130,4 +152,4 @@ def steps_of(plan: Plan, samples: Mapping[str, float], own: float = math.inf) ->
     believed = {site: min(count, SIZES * own) for site, count in samples.items()}
     most = sorted((steps_at(plan, site, believed) for site in samples), reverse=True)
     few = plan.federation.min_sites if plan.federation.aggregation == UNIFORM else 1
-    return mean(most[:few])
+    return mean(most[:few]) * build_method(plan).server_step

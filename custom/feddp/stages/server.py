@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from cryptography import x509
 from torch import Tensor
 
 from feddp import protocol
-from feddp.errors import ContributionError, FedDPError, StorageError
+from feddp.errors import ContributionError, FedDPError, SealingError, StorageError
 from feddp.methods.aggregation import outliers
 from feddp.partition import Tensors
 from feddp.plan.schema import Plan
@@ -51,6 +52,10 @@ class Server(ABC):
     @property
     def plan(self) -> Plan:
         return self.memory.plan
+
+    def accept(self, site: str, pem: str) -> x509.Certificate:
+        """Returns the certificate in `pem` if it belongs to the site; raises SealingError if not, or if there are none."""
+        raise SealingError(f"site {site}: this run has no certificates")
 
     @abstractmethod
     def joined(self) -> Collection[str]:

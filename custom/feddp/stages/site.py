@@ -55,6 +55,7 @@ class Site:
         secret: this site's part of every seed; without it, all draws follow from the plan's seed.
         run: the run's id, used with the secret: otherwise a comparison of two runs with one seed reveals an image that one
             of them left out.
+        warned: told, each time that it is seen, what this site's administrator should look at.
         stopped: asked before every step and in every batch of an evaluation, which raise Stopped once it returns true.
 
     Raises:
@@ -73,6 +74,7 @@ class Site:
         stopped: Callable[[], bool] = lambda: False,
         secret: str = "",
         run: str = "",
+        warned: Callable[[str], None] = lambda why: None,
     ):
         if differing := misfit(folder, metadata_of(plan)):
             found, wanted = differing
@@ -87,7 +89,7 @@ class Site:
         if plan.training.precision_compute == "bfloat16":
             require_bfloat16(self.device, f"site {name}")
         self.name, self.folder, self.plan, self.store, self.stopped = name, folder, plan, store, stopped
-        self._secret, self._run = secret, run
+        self._secret, self._run, self.warned = secret, run, warned
         self._may_place, self._has_placed = True, False  # images on the GPU
         self.method = build_method(plan)
         self.network = build_network(plan)
@@ -146,7 +148,8 @@ class Site:
         return copy_of(self.network)
 
     def require_near(self, shared: Mapping[str, Tensor], state: State, step: int, steps: float) -> None:
-        """Refuses shared tensors that honest training cannot have reached from those that this site knows.
+        """Refuses shared tensors that honest training cannot have reached from those that this site knows, and warns of
+        those that it can have reached, but was never seen to.
 
         Args:
             shared: γ before `step`, or after the last one.
@@ -163,6 +166,12 @@ class Site:
             raise SharedError(
                 f"site {self.name}: it refuses the shared tensors of step {step}, {since} after {what}: {beyond}. Ask the"
                 " server's operator where they come from; a job may have a larger `movement` or `statistics`"
+            )
+        if far := reach.drifted(self._first_shared, shared, step, since):
+            self.warned(
+                f"the shared tensors of step {step} are unusually far from the first ones: {far} by then; honest runs stayed"
+                " near 0.14. A server that steers them to where they copy training images looks like this. Ask who runs it, or"
+                " stop this site's client to take no further part (docs/explanation/who-gets-what.md)"
             )
 
     def received(self, shared: Mapping[str, Tensor], state: State) -> Tensors:

@@ -20,7 +20,7 @@ from feddp.partition import Tensors
 from feddp.plan.resolve import build_method
 from feddp.reading import short
 from feddp.stages import empty, initial, ready, selection
-from feddp.stages.agreement import agreed
+from feddp.stages.agreement import agreed, require_samples
 from feddp.stages.host import Host
 from feddp.stages.message import Message
 from feddp.stages.movement import Reach, steps_at, steps_of
@@ -110,12 +110,13 @@ def _ask_to_train(
             raise ContributionError(f"site {site}: its answer says {answer.scalars['samples']} training samples")
         if not stated:
             return
-        if (trained := answer.scalars["samples"]) != stated[site]:
-            what = f"it trained on {trained:g} images, and stated {stated[site]} when the job began"
-            raise ContributionError(f"site {site}: {what}; restore its images, or continue the run in a new job")
+        require_samples(server, site, answer.scalars["samples"])
         reach = Reach(server.memory.expected, steps_at(server.plan, site, stated))
         if beyond := reach.beyond(shared, answer.tensors):
-            raise ContributionError(f"site {site}: its contribution is not of this round's training: {beyond}")
+            raise ContributionError(
+                f"site {site}: its contribution is not of this round's training: {beyond}. If every site's is refused so,"
+                " submit a job with a larger `movement` or `statistics`"
+            )
 
     best = server.memory.best_round
     scalars = {"round": t, "phase": phase, **_stated(server)} | ({} if best is None else {"keep": best})

@@ -225,6 +225,22 @@ def test_who_took_part(tmp_path):
     assert (three.state, three.remarks) == ("missing", ("site site-3 was lost at train",))
 
 
+def test_a_warning_of_a_site_s_own_record_is_shown_where_it_may_be_read(tmp_path):
+    """Both records have it; site-2 withholds something, and a name that only an event gives leads to no file."""
+    elsewhere = {"event": "refused", "time": 9, "site": "..", "task": "train", "reason": "x"}
+    folder = write_run(tmp_path / "run", DICE, events=[*federation(3, home=True), elsewhere])
+    line = json.dumps({"event": "drifted", "time": 9, "message": HOSTILE}) + "\n"
+    for place in ("sites/site-1", "sites/site-2", "."):
+        (folder / place / "record.jsonl").write_text(line)
+    results = json.loads((folder / "results.json").read_text())
+    results["sites"]["site-2"]["std_withheld"] = 20
+    (folder / "results.json").write_text(json.dumps(results))
+    outside, one, two = attendance(collect([folder]).runs[0])
+    assert one.remarks == ("warning: its record says that the shared tensors were unusually far from the first ones",)
+    assert two.remarks == ()
+    assert outside.remarks == ("refused: train: x",)
+
+
 def test_networks_have_their_hash(tmp_path):
     """SHA-256 of b"abc" is the first test vector of FIPS 180-2."""
     folder = run(tmp_path / "run")

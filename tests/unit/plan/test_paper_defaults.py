@@ -41,7 +41,7 @@ GROUPS = [
     (Federation, {"start": "auto"}, f"the last round before a local stage: {FEDDP}, Algorithm 1; else the best: {FEDDP}, IV-B"),
     (Federation, {"private": None}, "the method's own roles"),
     (Federation, {"norm_factor": 0.0, "precision": "float32"}, "ours: no paper bounds a contribution or rounds what is sent"),
-    (Federation, {"movement": 4.0, "statistics": 16.0}, "ours: AdamW's largest steps (`feddp.stages.movement`)"),
+    (Federation, {"movement": 7.3, "statistics": 16.0}, "ours: AdamW's largest steps (`feddp.stages.movement`)"),
     (Federation, {"min_sites": 2, "task_timeout": 0}, "ours: of operation; in the papers every site answers"),
     (Settings, {"epochs": 10, "lr": 1e-3, "beta": 0.01, "noise": 0.5, "neighbourhood": 10}, f"{IOP_FL}, III-C and IV"),
     (Settings, {"mix": "softmax", "norm": "mean"}, "ours: feddp.adaptation.routing says why"),

@@ -1,6 +1,6 @@
 """How far two colluding sites of K can move γ in a round, and what γ then tells them: the figures of the threat model.
 
-Each honest site has 8 images and the two state 34 times as many, which is the most that counts: 2 and 68 steps of a batch of 4.
+Each honest site has 8 images and the two state 18 times as many, which is the most that counts: 2 and 36 steps of a batch of 4.
 The unit is the bound of an honest site's own contribution, 2 steps. The honest ones do not move here.
 """
 
@@ -40,19 +40,19 @@ def together(plan_for, toy):
 @pytest.mark.parametrize(
     ("aggregation", "sites", "most"),
     [
-        ("uniform", 3, 2 * 34 / 3),
-        ("uniform", 4, 2 * 34 / 4),
-        ("uniform", 10, 2 * 34 / 10),
-        ("samples", 3, 34 * 68 / 69),  # weights 34 and 34 of 34 + 34 + 1
-        ("samples", 4, 34 * 68 / 70),
-        ("samples", 10, 34 * 68 / 76),
-        ("median", 3, 34),  # the two are the majority
-        ("median", 4, 34 / 2),  # the mean of an honest one and of one of the two
+        ("uniform", 3, 2 * 18 / 3),
+        ("uniform", 4, 2 * 18 / 4),
+        ("uniform", 10, 2 * 18 / 10),
+        ("samples", 3, 18 * 36 / 37),  # weights 18 and 18 of 18 + 18 + 1
+        ("samples", 4, 18 * 36 / 38),
+        ("samples", 10, 18 * 36 / 44),
+        ("median", 3, 18),  # the two are the majority
+        ("median", 4, 18 / 2),  # the mean of an honest one and of one of the two
         ("median", 5, 0),  # the one in the middle is honest
         ("median", 10, 0),  # between honest ones
-        ("trimmed", 3, 34),
-        ("trimmed", 4, 34 / 2),
-        ("trimmed", 10, 34 / 8),  # one of the two is dropped
+        ("trimmed", 3, 18),
+        ("trimmed", 4, 18 / 2),
+        ("trimmed", 10, 18 / 8),  # one of the two is dropped
     ],
 )
 def test_two_colluders_move_the_result_so_far(together, aggregation, sites, most):
