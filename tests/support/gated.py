@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from zipfile import ZIP_DEFLATED, ZipFile
 
 import pytest
+from aiohttp.web import TCPSite
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.utils.decomposers import flare_decomposers
 from nvflare.fuel.f3.cellnet.cell import Cell
@@ -150,6 +151,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Fede
     monkeypatch.setattr(NetManager, "get_spec", NetManager.get_spec)
     for name in ("server_activate", "process_request", "finish_request", "request_queue_size"):
         monkeypatch.setattr(TcpStreamServer, name, getattr(TcpStreamServer, name))
+    monkeypatch.setattr(TCPSite, "start", TCPSite.start)
     for driver in (socket_conn, aio_http_driver):
         monkeypatch.setattr(driver, "MAX_FRAME_SIZE", driver.MAX_FRAME_SIZE)
     monkeypatch.setattr(FederatedServer, "authentication_check", FederatedServer.authentication_check)

@@ -54,6 +54,31 @@ def _imported(tree: ast.Module):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+def test_every_process_is_started_in_a_folder_of_our_choice():
+    """Python looks first for modules where it is started: in the user's folder, they may be another user's."""
+    assert {str(path): found for path, tree in MODULES.items() if (found := [*_started_anywhere(tree)])} == {}
+    for wrong in (
+        "subprocess.run([])",
+        "subprocess.Popen([], env=env)",
+        "os.system('')",
+        "os.execv('', [])",
+        "multiprocessing.Process()",
+    ):
+        assert [*_started_anywhere(ast.parse(wrong))], f"the control: {wrong}"
+
+
+def _started_anywhere(tree: ast.Module):
+    """Gives what starts a process without `cwd`, of subprocess, or at all, of the other modules."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name):
+            called = f"{node.func.value.id}.{node.func.attr}"
+            if called in ("subprocess.Popen", "subprocess.run", "subprocess.call", "subprocess.check_output"):
+                if "cwd" not in {word.arg for word in node.keywords}:
+                    yield called
+            elif called.startswith(("os.system", "os.exec", "os.spawn", "os.posix_spawn", "os.popen", "multiprocessing.")):
+                yield called
+
+
 def test_nobody_but_the_writer_writes_to_a_terminal():
     """What ruff's bans (pyproject.toml) do not see: `print` handed on, streams by another name, bars on another console."""
     others = {path: tree for path, tree in modules().items() if str(path) != "terminal.py"}

@@ -24,6 +24,7 @@ from feddp.flare.own_connections import require_own_connections
 from feddp.flare.pods import restrict_pods
 from feddp.flare.streams import by_progress
 from feddp.flare.unnamed import bound_frames
+from feddp.flare.web_handshakes import bound_web_handshakes
 from feddp.flare.wire import holds_no_files, no_files
 
 
@@ -59,6 +60,7 @@ class Gate(FLComponent):
         self.refusals = Refusals()
         self.strangers = Refusals()  # apart: whoever connects without a certificate must not crowd the others out
         handshake_apart(self._without_certificate)
+        bound_web_handshakes(self._without_certificate)
         for cell in list(CoreCell.ALL_CELLS.values()):
             self._guard(cell)
         make = CoreCell.__init__

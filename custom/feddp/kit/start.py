@@ -99,7 +99,9 @@ def _run(kit: Kit, asked: Callable[[], bool]) -> int:
     python = Path(sys.executable).parent
     env = {**os.environ, "PATH": f"{python}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
     env.pop("NVFL_WORKSPACE", None)  # with it, FLARE's script would run a copy of the kit in another folder
-    process = subprocess.Popen(["bash", str(kit.folder.resolve() / "startup" / SUB_START), "--once"], env=env)
+    folder = kit.folder.resolve()
+    # from the kit's folder, which `kit check` has searched: Python looks first for modules where it is started
+    process = subprocess.Popen(["bash", str(folder / "startup" / SUB_START), "--once"], cwd=folder, env=env)
     patience = float("inf")
     while True:
         try:

@@ -27,9 +27,9 @@ def watched(folder: Path) -> Iterator[None]:
     This process may be killed meanwhile: they end all the same.
     """
     end_below(folder)
-    command = [sys.executable, "-m", "feddp.run.keeper", str(folder)]
+    command = [sys.executable, "-m", "feddp.run.keeper", str(folder.resolve())]
     # in a session of its own, so that Ctrl-C does not reach it
-    keeper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    keeper = subprocess.Popen(command, cwd="/", stdin=subprocess.PIPE, start_new_session=True)
     try:
         yield
     finally:

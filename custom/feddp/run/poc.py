@@ -122,7 +122,7 @@ def _start(kits: Path, env: dict[str, str], name: str) -> subprocess.Popen[bytes
     """Starts a participant's FLARE process."""
     with open(kits / name / "console.log", "a", encoding="utf-8") as console:
         command = ["bash", str(kits / name / "startup" / "sub_start.sh"), "--once"]
-        return subprocess.Popen(command, env=env, stdout=console, stderr=subprocess.STDOUT)
+        return subprocess.Popen(command, cwd=kits / name, env=env, stdout=console, stderr=subprocess.STDOUT)
 
 
 @contextmanager
@@ -168,7 +168,7 @@ def prepare(request: Request, workspace: Path, kits: Path, env: dict[str, str]) 
     path = workspace.parent / "project.yml"
     path.write_text(yaml.safe_dump(project(request, free_ports()), sort_keys=False), encoding="utf-8")
     command = [sys.executable, "-m", "nvflare.cli", "poc", "prepare", "-i", str(path), "--force"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=workspace.parent, env=env, capture_output=True, text=True, check=False)
     if done.returncode or not (kits / SERVER).exists():
         raise FedDPError(f"nvflare poc prepare failed: {(done.stderr or done.stdout).strip()[-500:]}")
 

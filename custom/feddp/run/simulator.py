@@ -64,5 +64,5 @@ def simulator(request: Request, job: Path) -> Iterator[Simulation]:
     files = request.out.resolve() / session.SIMULATOR
     env = {**os.environ, "HOME": str(home), SIMULATED_POLICIES: json.dumps(dict(request.policies)), SIMULATED_FILES: str(files)}
     with watched(workspace), open(log, "a", encoding="utf-8") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=env)
+        process = subprocess.Popen(command, cwd=request.out, stdout=output, stderr=subprocess.STDOUT, env=env)
         yield Simulation(process, workspace, files, log)

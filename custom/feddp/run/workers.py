@@ -51,7 +51,8 @@ class Worker:
         file = self._file.fileno()
         with open(log, "ab") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "feddp.run.worker", str(log), str(file)],
+                [sys.executable, "-m", "feddp.run.worker", str(log.resolve()), str(file)],
+                cwd="/",
                 bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -113,7 +114,7 @@ def started(
     names, workers = sorted(policies), []
     # as in one process, whose sites settle it: more threads only wait for the workers' cores
     settle(policies[names[0]].get("device", "cpu"), threads=1)
-    run = {"plan": memory.plan.to_json(), "root": str(root)}
+    run = {"plan": memory.plan.to_json(), "root": str(root.resolve())}
     with ExitStack() as stack:
         for number in range(count):
             worker = Worker(names[number::count], memory.folder, log)

@@ -63,6 +63,22 @@ def quiet(line: str) -> None:
     """Takes a line that the test does not look at."""
 
 
+def test_it_starts_in_the_kits_folder(made, tmp_path, monkeypatch):
+    """FLARE is `python3 -m nvflare...`, for which Python looks first where it is started: here, in a folder of another user."""
+    kit = made("true")
+    (kit / "startup/sub_start.sh").write_text(
+        f'export PYTHONPATH=/local/custom:; python3 -m planted; touch "{kit}/shutdown.fl"\n'
+    )
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "planted.py").write_text("open('ran', 'w')")
+    monkeypatch.chdir(theirs)
+    assert start(kit, quiet) == 0
+    assert not (theirs / "ran").exists()
+    subprocess.run(["bash", str(kit / "startup/sub_start.sh")], check=True)
+    assert (theirs / "ran").exists(), "the control"
+
+
 # what a power cut left
 
 
