@@ -56,7 +56,7 @@ def _imported(tree: ast.Module):
 
 def test_every_process_is_started_in_a_folder_of_our_choice():
     """Python looks first for modules where it is started: in the user's folder, they may be another user's."""
-    assert {str(path): found for path, tree in MODULES.items() if (found := [*_started_anywhere(tree)])} == {}
+    assert {str(path): found for path, tree in modules().items() if (found := [*_started_anywhere(tree)])} == {}
     for wrong in (
         "subprocess.run([])",
         "subprocess.Popen([], env=env)",

@@ -4,8 +4,6 @@ continues. The export writes them; the server and the sites accept nothing else 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nvflare.apis.fl_constant import ConnectionSecurity
-
 from feddp import protocol
 from feddp.adaptation.request import AdaptationRequest
 from feddp.errors import InputError
@@ -49,7 +47,7 @@ COMMUNICATION = {
 }
 # FLARE's setting of the connections between a participant's own processes, in the same file: without it they have no TLS, and
 # any user of the machine can claim to be the server, a site or a job (`feddp.flare.neighbours`)
-INTERNAL = {"scheme": "tcp", "resources": {"host": "localhost", "connection_security": "mtls"}}
+INTERNAL: dict[str, Any] = {"scheme": "tcp", "resources": {"host": "localhost", "connection_security": "mtls"}}
 # FLARE's settings of a job's transport, the same at both ends
 TRANSPORT = {
     # tensors travel in parts of about this size, requested one after another; a part is held in memory while it travels
@@ -70,7 +68,7 @@ def own_connections_problem(internal: Any) -> str:
     resources = internal.get("resources") if isinstance(internal, Mapping) else None
     security = resources.get("connection_security") if isinstance(resources, Mapping) else None
     scheme = internal.get("scheme") if isinstance(internal, Mapping) else None
-    if security == ConnectionSecurity.MTLS and scheme == INTERNAL["scheme"]:
+    if (scheme, security) == (INTERNAL["scheme"], INTERNAL["resources"]["connection_security"]):
         return ""
     how = shown(f"{scheme} with connection_security {security}")
     return f"lets other users of this machine claim to be its own processes (`internal` is {how})"
