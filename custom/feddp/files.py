@@ -284,7 +284,7 @@ def folder_of(file: Path) -> Path | None:
     """
     parents = file.absolute().parents
     runs = [folder for folder in parents[:5:2] if any((folder / name).exists() for name in (RUN, RESULTS))]
-    return runs[0] if runs else parents[0] if (parents[0] / RECORD).exists() else None
+    return runs[-1] if runs else parents[0] if (parents[0] / RECORD).exists() else None
 
 
 def site_folder(run: Path, site: str) -> Path:

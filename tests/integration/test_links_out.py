@@ -114,9 +114,13 @@ def test_whatever_reads_a_run_s_file_stays_in_the_run(run, tmp_path, name):
     read(file)
     for path in (file, *file.parents[: len(Path(name).parts) - 1]):
         target = turned(path, tmp_path / "elsewhere")
+        if target.is_dir():  # and looks like a run's folder
+            (target / "run.json").write_text("{}")
         with pytest.raises(InputError, match=WAY_OUT) as refused:
             read(file)
         assert str(file) in str(refused.value) or name == "results.json"
+        if target.is_dir():
+            (target / "run.json").unlink()
         path.unlink()
         target.rename(path)
     read(file)

@@ -97,7 +97,7 @@ async def connects(port: int, kit) -> bool:
 
 @pytest.mark.parametrize("gated", [True, False], ids=["with it", "without it"])
 def test_many_who_say_nothing(listening, kits, monkeypatch, gated):
-    """FLARE keeps all of them for a minute, a quarter of a megabyte each. The oldest makes way, and a hospital connects."""
+    """FLARE keeps all of them for a minute, a third of a megabyte each. The oldest makes way, and a hospital connects."""
     monkeypatch.setattr(web_handshakes, "MOST", 8)
     port, lines = listening(gated)
     with ExitStack() as stack:

@@ -31,16 +31,17 @@ from feddp.plan.schema import Plan
 from feddp.stages.tensors import Expected
 
 # a site's number of images counts as at most so many times the sites' median, and at a site as so many times its own: one false
-# number would end all bounds, and two of three or four are a median. An honest round of many steps, a fifth of the bound, still
+# number would end all bounds, and two of three or four are a median. An honest round of many steps, a sixth of the bound, still
 # fits at a site with a hundred times the others' images
 SIZES = 18
 # once in LOOKS steps a site compares γ with the first tensors, and warns of more than DRIFT of the bound of all steps. AdamW
 # moves by lr in its first step and after equal gradients, a seventh of the bound, and honest runs stayed near it
 # (docs/results/movement.md); one step at the whole bound and seven at a seventh give 1/4. A server that goes straight to a
-# trap gives 1; one that goes at less than DRIFT of that speed is not seen, and needs three times the rounds
+# trap gives 1. One that goes at less than DRIFT of that speed on the average since the first round is not seen: it needs three
+# times the rounds, or begins later
 LOOKS, DRIFT = 8, 0.3
 DRIFTED = "drifted"  # the event in the site's record
-_FORWARDS = 4  # a counter of batches counts at most so many in a step: of each image there may be others, as peers see it
+_FORWARDS = 8  # a counter of batches counts at most so many in a step: FedDG's two, and the room that parameters have
 # of rounding: twice float16's, on the way to the server and back; float32's sums; and other processors' draws of γ⁰
 _HALF, _SINGLE, _DRAWN, _LEAST = 2**-10, 2**-20, 2**-13, 2**-20
 
@@ -87,7 +88,8 @@ class Reach:
         """
         if step // LOOKS == (step - since) // LOOKS:
             return None
-        found = self.furthest(first, after, step)
+        # without counters of batches, which lead to no trap
+        found = self.furthest(first, {name: value for name, value in after.items() if value.is_floating_point()}, step)
         return None if found is None or found.share <= DRIFT else found
 
     def furthest(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor], times: int = 1) -> Furthest | None:

@@ -170,7 +170,7 @@ class Site:
         if far := reach.drifted(self._first_shared, shared, step, since):
             self.warned(
                 f"the shared tensors of step {step} are unusually far from the first ones: {far} by then; honest runs stayed"
-                " near 0.14. A server that steers them to where they copy training images looks like this. Ask who runs it, or"
+                " below 0.15. A server that steers them to where they copy training images looks like this. Ask who runs it, or"
                 " stop this site's client to take no further part (docs/explanation/who-gets-what.md)"
             )
 

@@ -55,7 +55,7 @@ def before(plan):
         ("head.bias", None),
         ("norm.running_mean", 16 * 3),
         ("norm.running_var", 16**2 * 9),
-        ("norm.num_batches_tracked", 4 * STEPS),
+        ("norm.num_batches_tracked", 8 * STEPS),
     ],
 )
 def test_the_bound_by_hand(reach, before, name, most, times, share):
@@ -279,6 +279,22 @@ def test_a_walk_within_the_bound_is_told_to_the_site_s_administrator(open_site, 
     for t, why in found.items():
         far = f"q.bias moved by {t * share * most:.3g}, {share:.3g} times as far as the job allows by then"
         assert f"the shared tensors of step {t} are unusually far from the first ones: {far}" in why
+
+
+def test_a_counter_of_batches_is_no_walk(reach, before):
+    """FedDG counts two in a step, a quarter of the bound, in every round."""
+    name = "norm.num_batches_tracked"
+    assert reach.drifted(before, moved(before, name, 8 * STEPS * 8), 8, 1) is None
+    assert reach.drifted(before, moved(before, "q.weight", 0.5 * LR * STEPS * MOVEMENT * 8), 8, 1) is not None, "the control"
+
+
+@pytest.mark.parametrize("sites", [{"A": 33, "B": 33, "C": 3300}, {"A": 33, "B": 3300, "C": 3300}])
+def test_a_site_with_a_hundred_times_the_images_is_honest(plan_for, toy, before, sites):
+    """C makes 550 steps of 6 images, of which 18 · 33 / 6 = 99 count at least: 7.3 lr of each is 1.3 lr of each that it makes."""
+    plan = plan_for(method="fedavg", network=toy, lr=LR, batch=6, local_epochs=1, min_sites=1)
+    after = moved(moved(before, "q.bias", 550 * 1.2 * LR), "norm.num_batches_tracked", 550)
+    for steps in (steps_at(plan, "C", sites), steps_of(plan, sites, own=33)):
+        assert Reach(Expected(plan), steps).beyond(before, after) is None
 
 
 def test_honest_rounds_are_no_walk(open_site, toy):
