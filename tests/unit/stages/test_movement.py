@@ -290,7 +290,7 @@ def test_a_counter_of_batches_is_no_walk(reach, before):
 
 @pytest.mark.parametrize("sites", [{"A": 33, "B": 33, "C": 3300}, {"A": 33, "B": 3300, "C": 3300}])
 def test_a_site_with_a_hundred_times_the_images_is_honest(plan_for, toy, before, sites):
-    """C makes 550 steps of 6 images, of which 18 · 33 / 6 = 99 count at least: 7.3 lr of each is 1.3 lr of each that it makes."""
+    """C makes 550 steps of 6 images, of which 18 · 33 / 6 = 99 count at least: 7.3 lr of each is 1.3 lr of each one made."""
     plan = plan_for(method="fedavg", network=toy, lr=LR, batch=6, local_epochs=1, min_sites=1)
     after = moved(moved(before, "q.bias", 550 * 1.2 * LR), "norm.num_batches_tracked", 550)
     for steps in (steps_at(plan, "C", sites), steps_of(plan, sites, own=33)):
