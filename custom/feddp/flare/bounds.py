@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from feddp.errors import PolicyError
-from feddp.plan.resolve import build_method
+from feddp.methods import METHODS
 from feddp.plan.schema import MOVEMENT, STATISTICS, Plan
 from feddp.training.settings import LOSS_NAMES
 
@@ -83,7 +83,7 @@ class Bounds:
             self._most("rounds", plan.rounds, "rounds"),
             *(self._most(name, value, "rounds") for name, value in _settings(plan, PASSES).items()),
         ]
-        step = build_method(plan).server_step
+        step = _server_step(plan)
         movement = "movement" if step == 1 else f"movement={plan.federation.movement} times the server's step {step}"
         problems += [
             self._most(movement, _movement(plan), "movement"),
@@ -123,7 +123,12 @@ class Bounds:
 
 def _movement(plan: Plan) -> float:
     """Returns how far γ may be from the one before, in units of lr times the steps."""
-    return plan.federation.movement * build_method(plan).server_step
+    return plan.federation.movement * _server_step(plan)
+
+
+def _server_step(plan: Plan) -> float:
+    # not by `plan.resolve`: a parent process admits jobs without the networks' libraries
+    return METHODS[plan.method](plan.hyper).server_step
 
 
 def _change(bound: str) -> str:

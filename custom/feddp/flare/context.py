@@ -109,6 +109,8 @@ class SiteContext:
         They are kept in the run's folder: a site that is lost, or takes no part in a job that continues the run, has moved the
         shared tensors too.
         """
+        if not signed:  # the store is not opened before the job is counted
+            return {self.name: self.samples}
         if not signed.items() <= self._known_samples.items():
             self._known_samples |= signed
             write_json(self.store.folder / SAMPLES, self._known_samples)
