@@ -63,7 +63,7 @@ class Bounds:
             "local_epochs": max(own.local_epochs, *_settings(plan, LOCAL).values()),
             "rounds": max(own.rounds, plan.rounds, *_settings(plan, PASSES).values()),
             "augment": own.augment and training.augment,
-            "movement": max(own.movement, _movement(plan)),
+            "movement": max(own.movement, plan.federation.movement * _server_step(plan)),
             "statistics": max(own.statistics, plan.federation.statistics),
         }
         defaults = asdict(own)
@@ -86,7 +86,7 @@ class Bounds:
         step = _server_step(plan)
         movement = "movement" if step == 1 else f"movement={plan.federation.movement} times the server's step {step}"
         problems += [
-            self._most(movement, _movement(plan), "movement"),
+            self._most(movement, plan.federation.movement * step, "movement"),
             self._most("statistics", plan.federation.statistics, "statistics"),
         ]
         if training.loss not in self.losses:
@@ -121,12 +121,8 @@ class Bounds:
         return f"{name}={value} is above its upper bound {most}; {_change(bound)}" if value > most else ""
 
 
-def _movement(plan: Plan) -> float:
-    """Returns how far γ may be from the one before, in units of lr times the steps."""
-    return plan.federation.movement * _server_step(plan)
-
-
 def _server_step(plan: Plan) -> float:
+    """Returns how far γ may be from the one before, in units of the furthest contribution."""
     # not by `plan.resolve`: a parent process admits jobs without the networks' libraries
     return METHODS[plan.method](plan.hyper).server_step
 

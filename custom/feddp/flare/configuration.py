@@ -8,7 +8,6 @@ from feddp import protocol
 from feddp.adaptation.request import AdaptationRequest
 from feddp.errors import InputError
 from feddp.plan.schema import Plan
-from feddp.reading import shown
 from feddp.stages import stages_of
 
 META = "meta.json"
@@ -60,18 +59,6 @@ AT_SITE = {
     # seconds for a reply to the question whether the site's answer is wanted, which waits for what else is on the line
     "task_check_timeout": AGAIN,
 }
-
-
-def own_connections_problem(internal: Any) -> str:
-    """Returns what is wrong with `internal` of a local/comm_config.json, wherever the participant's processes are; "" if
-    nothing is."""
-    resources = internal.get("resources") if isinstance(internal, Mapping) else None
-    security = resources.get("connection_security") if isinstance(resources, Mapping) else None
-    scheme = internal.get("scheme") if isinstance(internal, Mapping) else None
-    if (scheme, security) == (INTERNAL["scheme"], INTERNAL["resources"]["connection_security"]):
-        return ""
-    how = shown(f"{scheme} with connection_security {security}")
-    return f"lets other users of this machine claim to be its own processes (`internal` is {how})"
 
 
 def app_configuration(side: str, plan: Plan, request: AdaptationRequest | None = None, resume: str = "") -> dict[str, Any]:

@@ -2,14 +2,29 @@
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from nvflare.lighter.constants import ProvFileName
 
 from feddp.errors import BadFile, Problem
-from feddp.flare.configuration import INTERNAL, own_connections_problem
+from feddp.flare.configuration import INTERNAL
 from feddp.lean import PARENTS
+from feddp.reading import shown
 from feddp.sealing.kit import read_json
+
+
+def own_connections_problem(internal: Any) -> str:
+    """Returns what is wrong with `internal` of a local/comm_config.json, wherever the participant's processes are; "" if
+    nothing is."""
+    resources = internal.get("resources") if isinstance(internal, Mapping) else None
+    security = resources.get("connection_security") if isinstance(resources, Mapping) else None
+    scheme = internal.get("scheme") if isinstance(internal, Mapping) else None
+    if (scheme, security) == (INTERNAL["scheme"], INTERNAL["resources"]["connection_security"]):
+        return ""
+    how = shown(f"{scheme} with connection_security {security}")
+    return f"lets other users of this machine claim to be its own processes (`internal` is {how})"
 
 
 def require_own_connections() -> None:

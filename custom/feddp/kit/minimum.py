@@ -9,7 +9,8 @@ from nvflare.lighter.constants import ProvFileName
 from nvflare.security.security import COMMAND_CATEGORIES
 
 from feddp.errors import BadFile, Problem
-from feddp.flare.configuration import COMMUNICATION, INTERNAL, SERVER_CLASSES, SITE_CLASSES, own_connections_problem
+from feddp.flare.configuration import COMMUNICATION, INTERNAL, SERVER_CLASSES, SITE_CLASSES
+from feddp.flare.own_connections import own_connections_problem
 from feddp.kit.components import component_problems
 from feddp.kit.containers import Containers, runtime
 from feddp.kit.privacy import privacy_problems
